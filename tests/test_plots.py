@@ -174,7 +174,7 @@ def test_ticks() -> None:
 @pytest.mark.parametrize("line", ["roofline llama-2-7b", "compare llama-7b", "plot dsa-vs-mla --plot -", "size gpt2"])
 def test_matplotlib_is_imported_only_for_a_picture(line: str) -> None:
     program = (
-        f"import sys\nfrom kvcalc.cli.app import build\nbuild()({line.split()!r}, standalone_mode=False)\n"
+        f"import sys\nfrom kvcalc.cli.app import build\nbuild({line.split()!r})({line.split()!r}, standalone_mode=False)\n"
         "assert not {m for m in sys.modules if m.partition('.')[0] in ('matplotlib', 'torch')}"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

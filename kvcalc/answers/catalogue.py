@@ -6,6 +6,18 @@ from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import gpu_words, model_words, models_of
+from kvcalc.library.load import (
+    all_gpus,
+    all_models,
+    beginning,
+    gpu_record,
+    load_gpu,
+    load_model,
+    locate,
+    model_record,
+    preset_text,
+)
+from kvcalc.report.text.tables import gpu_table, model_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +43,6 @@ def run_models(
         import_: A config.json that is printed as a preset.
     """
     from kvcalc.library.huggingface.notes import preset_text_of
-    from kvcalc.library.load import all_models, beginning, load_model, model_record
-    from kvcalc.report.text.tables import model_table
 
     if import_:
         model = load_model(import_)
@@ -52,7 +62,6 @@ def run_models(
 
 def _model_answer(name: str) -> Answer:
     from kvcalc.library.huggingface.notes import to_yaml
-    from kvcalc.library.load import load_model, locate, model_record, preset_text
 
     model: Model = load_model(name)
     is_preset = locate(name, "models").preset
@@ -81,8 +90,6 @@ def run_gpus(
         gpu_name: GPU to show in full, a list of GPUs, or a part of names; '' for all.
         vendor: List only GPUs of this vendor or architecture.
     """
-    from kvcalc.library.load import all_gpus, beginning, load_gpu
-
     if "," in gpu_name:
         return _gpus_answer([load_gpu(word) for word in gpu_words(gpu_name)])
     names = beginning(gpu_name, "gpus") if gpu_name else []
@@ -95,10 +102,8 @@ def run_gpus(
 
 def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
     """Return the answer about one GPU: its memories, and its preset with the sources."""
-    from kvcalc.library.load import gpu_record, preset_text
     from kvcalc.report.text.roofline_text import hierarchy_table
     from kvcalc.report.text.table_layout import WIDTH, lay_out
-    from kvcalc.report.text.tables import gpu_table
 
     record, memories = gpu_record(gpu), hierarchy_table(gpu)
 
@@ -115,9 +120,6 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
 
 
 def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
-    from kvcalc.library.load import gpu_record
-    from kvcalc.report.text.tables import gpu_table
-
     records = [gpu_record(gpu) for gpu in gpus]
     return Answer(records, lambda: [gpu_table(records)])
 

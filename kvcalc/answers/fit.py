@@ -385,7 +385,7 @@ def _matrix_answer(
         return (record for cell in cells for record in matrix_records(*cell))
 
     def draw() -> "list[Chart]":
-        from kvcalc.report.text.fit_text import matrix_charts
+        from kvcalc.report.charts.fit_plot import matrix_charts
 
         return matrix_charts(verdicts)
 

@@ -28,6 +28,7 @@ def main() -> None:
         sys.stdout.flush()
     except OSError as error:
         code = max(code, _report_lost_output(error))
+    gc.freeze()  # at exit too, the search for garbage would cost 20 % of a short run
     sys.exit(code)
 
 
@@ -45,7 +46,7 @@ def _run(words: list[str]) -> int:
             status = _show_help(words, own_words)
         if status is not None:
             return status
-        result = build(command)(words, standalone_mode=False)
+        result = build(words)(words, standalone_mode=False)
     except UserError as error:
         return _fail(str(error))
     # rich and typer end with it if the reader of stdout has gone

@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,12 +58,14 @@ def _all_parameters(command: str) -> list[Parameter]:
     return [*parameters_in(function_of(command)), *parameters_in(printing)]
 
 
-def build(only: str = "") -> "typer.Typer":
-    """Return the typer application that parses the command line.
+def build(words: Sequence[str]) -> "typer.Typer":
+    """Return the typer application that parses a command line.
+
+    It starts fast, because it has only the command and the options that the words name. Without a
+    known command, it has all commands.
 
     Args:
-        only: Name of one command, because an application with only this command starts faster. ''
-            or an unknown name gives all commands.
+        words: Words of the command line, at least one. The first is the command.
     """
     import typer
 
@@ -74,18 +76,23 @@ def build(only: str = "") -> "typer.Typer":
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(lambda: None)
-    for name in [only] if only in COMMANDS else COMMANDS:
-        app.command(name, help=COMMANDS[name])(_parsed(name))
+    for name in words[:1] if words[0] in COMMANDS else COMMANDS:
+        app.command(name, help=COMMANDS[name])(_parsed(name, words))
     return app
 
 
-def _parsed(command: str) -> Any:
-    """Return a function whose parameters are the options of a command, declared for typer."""
+def _parsed(command: str, words: Sequence[str]) -> Any:
+    """Return a function whose parameters are the arguments of a command, and those of its options
+    that the words of the command line name. They are declared for typer."""
     import typer
 
     parameters = _all_parameters(command)
-    declared = []
+    declared, line = [], " ".join(words)
     for parameter in parameters:
+        # a short option may be joined with another, as in `-vq`
+        is_named = any(len(name) == 2 or name in line for name in parameter.names)
+        if not (parameter.is_argument or is_named):
+            continue
         kind = str if parameter.is_text else parameter.type
         default = parameter.default
         if not (parameter.is_list or parameter.is_required):

@@ -9,7 +9,6 @@ float32 tensors), src/llama-quant.cpp (types).
 
 from collections import Counter
 from collections.abc import Iterator
-from string import ascii_lowercase
 
 from msgspec.structs import replace
 
@@ -286,7 +285,7 @@ def _names(keys: list[Stored]) -> dict[Stored, str]:
     storages."""
     distinct = list(dict.fromkeys(keys))
     count = Counter(kind for kind, _ in distinct)
-    letters = {kind: iter(ascii_lowercase) for kind in count}
+    letters = {kind: iter("abcdefghijklmnopqrstuvwxyz") for kind in count}
     return {
         key: f"{key[0]}-{next(letters[key[0]])}" if count[key[0]] > 1 else key[0]
         for key in distinct

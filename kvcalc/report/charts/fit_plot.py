@@ -1,18 +1,22 @@
 """Pictures of GPU memory: its parts, and its use by allocators."""
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import (
+    Axis,
     Chart,
+    Series,
     bar_chart,
     bytes_tick,
     whole_tick,
 )
 from kvcalc.report.row_names import shared_words, sides
-from kvcalc.report.text.fit_text import NAMES
-from kvcalc.report.text.tables import plural
-from kvcalc.units import format_bytes
+from kvcalc.report.text.fit_text import NAMES, context_name, placement_words
+from kvcalc.report.text.tables import digits, plural
+from kvcalc.units import format_bytes, scale_of
 
 if TYPE_CHECKING:
     from kvcalc.capacity.allocations import AllocationRun
@@ -113,3 +117,41 @@ def allocations_chart(run: "AllocationRun") -> Chart:
         texts,
     )
     return chart._replace(y=chart.y._replace(title="tokens"))
+
+
+def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
+    """Return a heat map of free KV cache bytes for each deployment. A deeper colour is more memory.
+
+    Args:
+        matrices: Records of `fit --matrix` for each deployment.
+    """
+    size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
+    engine = matrices[0][0]["engine"]
+    about = f"{unit} of free KV cache per GPU, or missing (−), engine {engine}"
+    first, *others = (_heat_map(records, size) for records in matrices)
+    if not others:
+        return [first._replace(title=f"{first.title}: what fits", subtitle=about)]
+    return [first._replace(picture_head=("What fits", about)), *others]
+
+
+def _heat_map(records: Records, size: int) -> Chart:
+    """Return a heat map with users on the vertical axis and contexts on the horizontal axis.
+
+    Args:
+        records: The cells. Their texts are free or missing memory.
+        size: Bytes of the unit of the texts.
+    """
+    max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
+    depths: dict[int, list[float]] = defaultdict(list)
+    labels: dict[int, list[str]] = defaultdict(list)
+    for r in records:
+        free, users = r["headroom_bytes"], r["users"]
+        depths[users].append(max(0.0, free / max_bytes) if r["fits"] else -1.0)
+        labels[users].append(f"{'−' * (not r['fits'])}{digits(abs(free) / size)}")
+    series = [
+        Series(f"{users:,}", (), row, "cells", labels=labels[users])
+        for users, row in depths.items()
+    ]
+    contexts = dict.fromkeys(context_name(r["context"]) for r in records)
+    title = f"{records[0]['model']} on {placement_words(records[0])}"
+    return Chart(title, "", Axis("context, tokens"), Axis("users"), series, [*contexts])

@@ -19,7 +19,6 @@ from kvcalc.report.charts.chart import (
 )
 from kvcalc.report.charts.size_plot import generation_work_chart
 from kvcalc.report.row_names import SERVER, shared_words, sides
-from kvcalc.report.text.fit_text import within_memory
 from kvcalc.report.text.tables import (
     comparable_records,
     percent,
@@ -343,3 +342,20 @@ def _means(
     area = np.column_stack((np.zeros(len(values)), areas)).ravel().cumsum()
     means = np.diff(np.interp(grid, knots, area)) / np.diff(grid)
     return ((grid[:-1] + grid[1:]) / 2).tolist(), means.tolist()
+
+
+def within_memory(series: Series, max_num_seqs: int | None) -> Series:
+    """Return the part of a curve over batch sizes up to the largest batch that fits in memory.
+
+    If no point fits, the complete curve is returned with dashes and a label that says so.
+
+    Args:
+        series: The curve. Its horizontal positions are batch sizes.
+        max_num_seqs: Largest batch that fits; None if unknown, which leaves the curve unchanged.
+    """
+    if max_num_seqs is None:
+        return series
+    num_points = sum(x <= max_num_seqs for x in series.xs)
+    if not num_points:
+        return series._replace(kind="dashed", label=f"{series.label}: does not fit")
+    return series._replace(xs=series.xs[:num_points], ys=series.ys[:num_points])

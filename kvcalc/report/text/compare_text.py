@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.layers.batch import Parallelism
 from kvcalc.model.memory import assumptions, cache_size, reach_line
@@ -13,12 +13,13 @@ from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import TextOrNull
 from kvcalc.records.size import SizeRecord
 from kvcalc.report.row_names import equal_records, shared_words, sides
-from kvcalc.report.text.fit_text import marked_columns, memory_sentences
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
     footnotes,
+    marked_columns,
+    memory_sentences,
     pass_details,
     pass_notes,
     per_token,
@@ -29,8 +30,10 @@ from kvcalc.report.text.tables import (
     seconds,
     variant_name,
 )
-from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes, format_count, shown_in
+
+if TYPE_CHECKING:
+    from kvcalc.timing.deployment import TimedDeployment
 
 UNITS = {"gib": "1 GiB = 2^30 bytes", "si": "1 GB = 10^9 bytes", "bytes": "exact bytes"}
 LOAD = ("context", "batch_size")
@@ -181,7 +184,7 @@ COMPARE_COLUMNS = columns(
 
 
 def compare_table(
-    deployments: Sequence[TimedDeployment], records: Records, block_size: int
+    deployments: "Sequence[TimedDeployment]", records: Records, block_size: int
 ) -> Table:
     """Return the table that `compare` prints. A row is an attention variant.
 
@@ -254,7 +257,7 @@ def _intensity_notes(records: Records) -> list[str]:
     return [f"With {name}, FLOP/B {change} to {new:.4g}, and the step's bound is {bounds}."]
 
 
-def compared(deployment: TimedDeployment, records: Records) -> str:
+def compared(deployment: "TimedDeployment", records: Records) -> str:
     """Return a sentence on the attention variant with the smallest KV cache.
 
     A single variant is compared with the model's own attention.
@@ -284,7 +287,7 @@ def compared(deployment: TimedDeployment, records: Records) -> str:
     return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)
 
 
-def _against_own_attention(deployment: TimedDeployment, record: Record) -> list[str]:
+def _against_own_attention(deployment: "TimedDeployment", record: Record) -> list[str]:
     """Return clauses that compare a variant with the KV cache of the model's own attention, if it
     is another attention."""
     if record["variant"].lower() == "none" or not record["kv_cache_bytes"]:

@@ -5,7 +5,6 @@ Further parts: sentences about batches that do not fit, `fit --allocations` and 
 
 import re
 import shlex
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from kvcalc.capacity import Fit
@@ -22,19 +21,16 @@ from kvcalc.capacity.suggested_fixes import (
 )
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.fit import AllocationRecord, FitRow
-from kvcalc.records.size import MemoryRecord
-from kvcalc.report.charts.chart import Axis, Chart, Series, tokens_tick
+from kvcalc.report.charts.chart import tokens_tick
 from kvcalc.report.row_names import shared_words, sides, split_words
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     FORMATS,
     answer_sentence,
     columns,
-    digits,
     plural,
-    without_named_engine,
 )
-from kvcalc.units import format_bytes, scale_of
+from kvcalc.units import format_bytes
 
 COLUMNS = columns(
     FitRow,
@@ -442,75 +438,6 @@ def placement_lines(record: Record) -> list[str]:
     return lines
 
 
-(FITS,) = columns(MemoryRecord, "fits")
-
-
-def memory_sentences(records: Records) -> list[str]:
-    """Return a warning for each batch that does not fit in GPU memory.
-
-    Args:
-        records: Records of batches, with the KV cache bytes that each needs.
-    """
-    short = [record for record in records if record.get("fits") is False]
-    some_fit = any(record.get("kv_budget_bytes") for record in records)
-    return list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
-
-
-def _memory_sentence(record: Record, some_fit: bool) -> str:
-    """Return a warning with the bytes that a batch needs on one GPU, and the budget.
-
-    Args:
-        some_fit: Whether some variant leaves a budget. The sentence then names the variant.
-    """
-    count, gpus = record["batch_size"], record["gpus"]
-    each = " per GPU" * (gpus > 1)
-    variant = record.get("variant", "none")
-    attention = f" with {variant}" if some_fit and variant.lower() != "none" else ""
-    needed, budget = record["kv_needed_bytes"], record["kv_budget_bytes"]
-    if not budget and (needed is not None or not some_fit):
-        return f"Does not fit: {record['model']}{attention} leaves no memory for the KV cache."
-    length = record.get("context") or record["input_len"] + record["output_len"]
-    requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
-    if needed is None:
-        return f"{requests} do{'es' * (count == 1)} not fit."
-    room = f"{format_bytes(needed)}, {format_bytes(budget)} are left{each}"
-    return f"Does not fit: {requests} need{'s' * (count == 1)} {room}."
-
-
-def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns of a table, with the column `fits` added if some batch does not fit.
-
-    The column `engine` is removed if the calibrations in `basis` already distinguish the engines.
-
-    Args:
-        records: The rows.
-        columns: The columns.
-    """
-    table_columns = without_named_engine(records, columns)
-    if not any(record.get("fits") is False for record in records):
-        return table_columns
-    inputs = [n for n, c in enumerate(table_columns) if c.is_input or c.is_optional]
-    end = inputs[-1] + 1
-    return [*table_columns[:end], FITS, *table_columns[end:]]
-
-
-def within_memory(series: Series, max_num_seqs: int | None) -> Series:
-    """Return the part of a curve over batch sizes up to the largest batch that fits in memory.
-
-    If no point fits, the complete curve is returned with dashes and a label that says so.
-
-    Args:
-        series: The curve. Its horizontal positions are batch sizes.
-        max_num_seqs: Largest batch that fits; None if unknown, which leaves the curve unchanged.
-    """
-    if max_num_seqs is None:
-        return series
-    num_points = sum(x <= max_num_seqs for x in series.xs)
-    if not num_points:
-        return series._replace(kind="dashed", label=f"{series.label}: does not fit")
-    return series._replace(xs=series.xs[:num_points], ys=series.ys[:num_points])
-
-
 NAMES = {"contiguous": "slots", "first_fit": "pieces", "paged": "pages"}
 ALLOCATION_COLUMNS = columns(
     AllocationRecord,
@@ -570,7 +497,7 @@ def matrix_table(records: Records) -> Table:
     for r in records:
         key = str(r["context"])
         rows.setdefault(r["users"], {"users": r["users"]})[key] = r["headroom_bytes"]
-        contexts[key] = _context_name(r["context"])
+        contexts[key] = context_name(r["context"])
     table_columns = [Column("users", "users", "{:,}".format)]
     table_columns += [
         Column(key, name, FORMATS["bytes, one digit"]) for key, name in contexts.items()
@@ -589,45 +516,7 @@ def matrix_table(records: Records) -> Table:
     return Table(list(rows.values()), table_columns, title, notes)
 
 
-def _context_name(tokens: int) -> str:
+def context_name(tokens: int) -> str:
     """Return a context as text: 4k for 4,096. Numbers that are not multiples of 1,024 are written
     in full."""
     return f"{tokens:,}" if tokens % 1024 else tokens_tick(tokens)
-
-
-def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
-    """Return a heat map of free KV cache bytes for each deployment. A deeper colour is more memory.
-
-    Args:
-        matrices: Records of `fit --matrix` for each deployment.
-    """
-    size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
-    engine = matrices[0][0]["engine"]
-    about = f"{unit} of free KV cache per GPU, or missing (−), engine {engine}"
-    first, *others = (_heat_map(records, size) for records in matrices)
-    if not others:
-        return [first._replace(title=f"{first.title}: what fits", subtitle=about)]
-    return [first._replace(picture_head=("What fits", about)), *others]
-
-
-def _heat_map(records: Records, size: int) -> Chart:
-    """Return a heat map with users on the vertical axis and contexts on the horizontal axis.
-
-    Args:
-        records: The cells. Their texts are free or missing memory.
-        size: Bytes of the unit of the texts.
-    """
-    max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
-    depths: dict[int, list[float]] = defaultdict(list)
-    labels: dict[int, list[str]] = defaultdict(list)
-    for r in records:
-        free, users = r["headroom_bytes"], r["users"]
-        depths[users].append(max(0.0, free / max_bytes) if r["fits"] else -1.0)
-        labels[users].append(f"{'−' * (not r['fits'])}{digits(abs(free) / size)}")
-    series = [
-        Series(f"{users:,}", (), row, "cells", labels=labels[users])
-        for users, row in depths.items()
-    ]
-    contexts = dict.fromkeys(_context_name(r["context"]) for r in records)
-    title = f"{records[0]['model']} on {placement_words(records[0])}"
-    return Chart(title, "", Axis("context, tokens"), Axis("users"), series, [*contexts])

@@ -11,13 +11,13 @@ from kvcalc.planning.comparison import SHAPE
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import Figure
 from kvcalc.records.roofline import AttentionRecord, OperatorRecord
-from kvcalc.report.text.fit_text import memory_sentences
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
     footnotes,
     kernel_seconds,
+    memory_sentences,
     pass_details,
     pass_notes,
     seconds,

@@ -7,21 +7,19 @@ from msgspec.structs import replace
 from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
 from kvcalc.report.row_names import DEPLOYMENT, SERVER, equal_records, sides
-from kvcalc.report.text.fit_text import (
-    FITS,
-    marked_columns,
-    memory_sentences,
-    placement_lines,
-)
+from kvcalc.report.text.fit_text import placement_lines
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     BOUND,
+    FITS,
     answer_sentence,
     columns,
     comparable_records,
     digits,
     distinct_notes,
     footnotes,
+    marked_columns,
+    memory_sentences,
     pass_details,
     pass_notes,
     plural,

@@ -7,7 +7,6 @@ A table's title is its answer. At most MAX_COLUMNS columns are shown, fewer if t
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import Any, NamedTuple
 
 import msgspec
@@ -392,6 +391,8 @@ def text_html(text: str) -> str:
 
     Example: `a < b` becomes `a &lt; b`.
     """
+    from html import escape
+
     return escape(printable(text, 10_000))
 
 

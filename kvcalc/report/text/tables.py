@@ -13,6 +13,7 @@ from kvcalc.library.presets import preset_files
 from kvcalc.records import Record, Records
 from kvcalc.records.figures import figures_of
 from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
+from kvcalc.records.size import MemoryRecord
 from kvcalc.report.row_names import sides
 from kvcalc.report.text.table_layout import WIDTH, Column, Table, lay_out, markdown
 from kvcalc.units import format_bytes, format_count, format_seconds, format_si
@@ -242,6 +243,58 @@ def memory_warning(records: Records) -> str:
     if count in (0, len(records)):
         return ""
     return f"{count:,} of {len(records):,} rows do not fit in GPU memory."
+
+
+(FITS,) = columns(MemoryRecord, "fits")
+
+
+def memory_sentences(records: Records) -> list[str]:
+    """Return a warning for each batch that does not fit in GPU memory.
+
+    Args:
+        records: Records of batches, with the KV cache bytes that each needs.
+    """
+    short = [record for record in records if record.get("fits") is False]
+    some_fit = any(record.get("kv_budget_bytes") for record in records)
+    return list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
+
+
+def _memory_sentence(record: Record, some_fit: bool) -> str:
+    """Return a warning with the bytes that a batch needs on one GPU, and the budget.
+
+    Args:
+        some_fit: Whether some variant leaves a budget. The sentence then names the variant.
+    """
+    count, gpus = record["batch_size"], record["gpus"]
+    each = " per GPU" * (gpus > 1)
+    variant = record.get("variant", "none")
+    attention = f" with {variant}" if some_fit and variant.lower() != "none" else ""
+    needed, budget = record["kv_needed_bytes"], record["kv_budget_bytes"]
+    if not budget and (needed is not None or not some_fit):
+        return f"Does not fit: {record['model']}{attention} leaves no memory for the KV cache."
+    length = record.get("context") or record["input_len"] + record["output_len"]
+    requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
+    if needed is None:
+        return f"{requests} do{'es' * (count == 1)} not fit."
+    room = f"{format_bytes(needed)}, {format_bytes(budget)} are left{each}"
+    return f"Does not fit: {requests} need{'s' * (count == 1)} {room}."
+
+
+def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
+    """Return the columns of a table, with the column `fits` added if some batch does not fit.
+
+    The column `engine` is removed if the calibrations in `basis` already distinguish the engines.
+
+    Args:
+        records: The rows.
+        columns: The columns.
+    """
+    table_columns = without_named_engine(records, columns)
+    if not any(record.get("fits") is False for record in records):
+        return table_columns
+    inputs = [n for n, c in enumerate(table_columns) if c.is_input or c.is_optional]
+    end = inputs[-1] + 1
+    return [*table_columns[:end], FITS, *table_columns[end:]]
 
 
 def time_footnotes(records: Records) -> list[str]:
