@@ -19,11 +19,12 @@ MAX_GPUS = 1_000_000
 class Parallelism(msgspec.Struct, frozen=True):
     """Number of ranks of each kind of parallelism in one replica of a deployment.
 
-    Results for one pass are for the GPU with the most work.
+    A rank is one GPU's position in its group. Results for one forward pass are for the GPU with
+    the most work.
 
     Attributes:
-        tp: Tensor-parallel ranks. They divide heads and columns. If there are more ranks than KV
-            heads, the KV heads are replicated.
+        tp: Tensor-parallel ranks, which divide attention heads and matrix columns. If there are
+            more ranks than KV heads, the KV heads are replicated.
         pp: Pipeline stages, which divide the layers.
         dp: Data-parallel ranks, which divide the sequences.
         ep: Expert-parallel ranks, which divide the experts. `ep` must divide tp · dp.
@@ -67,8 +68,10 @@ class Parallelism(msgspec.Struct, frozen=True):
     def near(self, group_size: int) -> int:
         """Return how many ranks of a communication group are on one node.
 
-        A communication group is the ranks that take part in one collective, such as the tp ranks.
-        With 8 GPUs per node, a group of 16 ranks has 8 ranks on a node, and a group of 4 has 4.
+        A communication group is the ranks that take part in one collective, such as the tp ranks of
+        an all-reduce. With 8 GPUs per node, a group of 16 ranks has 8 ranks on each node, and a
+        group of 4 has all 4 on one node. Traffic to the other ranks uses the slower network between
+        nodes.
 
         Args:
             group_size: Number of ranks of the group. Their GPU indices are consecutive.
@@ -123,8 +126,8 @@ class Batch(msgspec.Struct, frozen=True):
     padded static batch is one group of the longest length.
 
     Attributes:
-        groups: One `Sequences` for each group. If a field is an array, each index is a separate
-            pass.
+        groups: One `Sequences` for each group. If a field of it is an array, the batch stands for
+            several independent passes, one for each index, and results are arrays too.
     """
 
     groups: tuple[Sequences, ...]
@@ -157,7 +160,7 @@ class Batch(msgspec.Struct, frozen=True):
 
         Args:
             phase: `decode` or `prefill`.
-            context: Tokens of each sequence after the pass.
+            context: Tokens of each sequence after the pass. A prefill computes all of them.
             batch_size: Number of sequences.
 
         Raises:
@@ -222,29 +225,30 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def exact(self) -> bool:
-        """Return whether all counts and lengths are ints, so the batch is one pass.
+        """Return whether all counts and lengths are ints, so the batch stands for one forward pass.
 
-        If it is False, a field is an array, and each index of the array is a separate pass.
+        It is False if a field is an array. The batch then stands for several independent passes,
+        one for each index of the array.
         """
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 
     def micro_batch(
         self, parallelism: Parallelism, cuts_prompts: bool = False, rounds_up: bool = False
     ) -> "Batch":
-        """Return the part of the batch that one pipeline stage processes at a time.
+        """Return the micro-batch that one pipeline stage processes at a time.
 
-        The sequences of each data-parallel rank are divided into one micro-batch per stage. There
-        are never more micro-batches than sequences. The result counts the sequences of all
-        data-parallel ranks.
+        With pipeline parallelism, the sequences of each data-parallel rank are divided into one
+        micro-batch per stage, so that all stages work at the same time. There are never more
+        micro-batches than sequences. The result counts the sequences of all data-parallel ranks.
 
         Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens stays
-        whole; if prompts are cut, it gives a chunk of 500 tokens after 250.
+        whole. If prompts are cut, it gives a chunk of 500 new tokens after 250 past tokens.
 
         Args:
             parallelism: Gives the number of pipeline stages and data-parallel ranks.
             cuts_prompts: Whether prompts are divided into chunks if there are fewer prompts than
-                stages. The returned chunk has the mean number of tokens before it. Its time in all
-                stages is a lower bound for every division of the batch.
+                stages. The returned chunk has the mean number of tokens before it, here the mean of
+                0 and 500. The time of this chunk in all stages is a lower bound for any division.
             rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
         shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]
@@ -252,7 +256,10 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def sequences(self) -> Num:
-        """Return the number of sequences in the pass: Σ count over the groups."""
+        """Return the number of sequences in the batch: Σ count over its groups.
+
+        It counts all data-parallel ranks.
+        """
         return sum((g.count for g in self.groups), 0)
 
 

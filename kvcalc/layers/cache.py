@@ -12,16 +12,18 @@ from kvcalc.layers.batch import Parallelism
 
 
 class Span(StrEnum):
-    """How the number of rows of a cache entry depends on the tokens of its sequence.
+    """How the number of cached rows depends on the number of tokens of a sequence.
 
-    `ratio` and `limit` are fields of `CacheEntry`.
+    `ratio` (tokens per row) and `limit` (maximum rows) are fields of `CacheEntry`.
 
     Attributes:
-        TOKENS: One row for every `ratio` tokens, at most `limit` rows.
+        TOKENS: One row for every `ratio` tokens, at most `limit` rows; 0 is no limit.
         CHUNK: As TOKENS, but a query reads only the rows of its own chunk of `limit` tokens.
         STATE: Always `limit` rows, as in a recurrent state.
-        PARTIAL: One row for each token of the unfinished block of `ratio` tokens.
-        OVERLAP: `ratio` rows of the last finished block; no rows before a block is finished.
+        PARTIAL: A buffer with one row for each token of the unfinished block of `ratio` tokens,
+            until the block is compressed.
+        OVERLAP: A buffer with the `ratio` rows of the last finished block, which the next block
+            needs if blocks overlap; no rows before a block is finished.
     """
 
     TOKENS = "tokens"  # one row for every `ratio` tokens, at most `limit` rows
@@ -51,8 +53,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
     A row has `heads` · `width` elements.
 
     Attributes:
-        role: k, v, latent, rope_key, index_key, conv_state, recurrent_state, compressor, or score
-            (of an eviction policy).
+        role: What a row is: k, v, latent, rope_key, index_key, conv_state, recurrent_state,
+            compressor (a buffer of an unfinished block), or score (of an eviction policy).
         heads: Units of a row, such as KV heads. Tensor parallelism divides the units. If there are
             fewer units than ranks, the units are replicated.
         width: Elements of one unit, such as the head dimension.
@@ -84,7 +86,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def grows(self) -> bool:
         """Return whether more tokens of the sequence can add rows, up to `limit` if there is one.
 
-        It is False for states and block buffers.
+        It is False for recurrent states and for buffers of blocks, whose size is bounded.
         """
         return self.span in (Span.TOKENS, Span.CHUNK)
 
@@ -102,9 +104,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def stored_rows(self, tokens: Num) -> Num:
         """Return the number of rows that one layer stores for one sequence.
 
-        Rows that grow are ⌊tokens/ratio⌋, at most `limit`. A state has `limit` rows. An unfinished
-        block has tokens mod ratio rows. A last finished block has `ratio` rows, or none before it
-        is finished.
+        It depends on `span`: ⌊tokens/ratio⌋ but at most `limit` for TOKENS and CHUNK, `limit` for
+        STATE, tokens mod ratio for PARTIAL, and for OVERLAP `ratio`, or 0 below `ratio` tokens.
 
         Args:
             tokens: Tokens of the sequence in the cache.
@@ -145,12 +146,12 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return ceil_div(rows, rows_per_block) * rows_per_block
 
     def read_rows(self, new: Num, past: Num) -> Num:
-        """Return the number of distinct rows of one sequence that a layer reads in one pass.
+        """Return the number of distinct rows of one sequence that one layer reads in one pass.
 
-        The rows that the pass writes are included. With a window, all queries together read at most
-        limit − 1 + new rows. With chunks, they read every row since the start of the first query's
-        chunk. With top-k, they read at most new · max_rows_per_query rows. A state is read once.
-        Block buffers are read only if the pass finishes a block.
+        The rows that the pass itself writes are included. All queries together read at most limit −
+        1 + new rows of a window, and at most new · max_rows_per_query rows with top-k selection.
+        With chunks, they read every row since the start of the first query's chunk. A state is read
+        once. Buffers of blocks are read only if the pass finishes a block.
 
         Args:
             new: New tokens of the sequence.
@@ -172,10 +173,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return rows
 
     def written_rows(self, new: Num, past: Num) -> Num:
-        """Return the number of rows of one sequence that a forward pass writes.
+        """Return the number of rows of one sequence that one layer writes in one forward pass.
 
-        A window also counts rows that a later token of this pass evicts, because queries between
-        the two tokens read the rows.
+        In a window, rows that a later token of the same pass evicts also count, because queries in
+        between still read them.
 
         Args:
             new: New tokens of the sequence.
@@ -193,10 +194,10 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return finished
 
     def full_from(self) -> int:
-        """Return the number of tokens of a sequence after which this entry no longer grows.
+        """Return the number of tokens in a sequence from which on this entry gets no more rows.
 
-        The result is limit · ratio. It is 0 for an entry that never grows, and −1 for an entry
-        without a limit, which always grows.
+        The result is limit · ratio: a window of 4,096 tokens gives 4,096. It is 0 for an entry that
+        never grows, and −1 for an entry without a limit, which always grows.
         """
         if not self.grows:
             return 0

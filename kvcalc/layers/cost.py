@@ -16,10 +16,10 @@ SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 
 
 class Cost(NamedTuple):
-    """FLOPs and bytes of operators on one GPU. Costs can be added, and multiplied by a number of
-    runs.
+    """FLOPs and bytes of one or more operators on one GPU.
 
-    Values are ints for one pass, or arrays if the batch has arrays.
+    Costs can be added, and multiplied by a number of runs. Values are numbers for one forward
+    pass, or arrays with one value per pass if the batch stands for several passes.
 
     Attributes:
         flops: FLOPs of matrix products, 2 per multiply-add.
@@ -27,7 +27,8 @@ class Cost(NamedTuple):
         weight_bytes: Bytes of weights that are read.
         cache_read_bytes: Bytes of KV cache and recurrent states that are read.
         cache_write_bytes: Bytes of KV cache and recurrent states that are written.
-        activation_bytes: Bytes of operator inputs and outputs, without attention scores.
+        activation_bytes: Bytes of operator inputs that are read and outputs that are written. The
+            scores of fused attention stay on the chip and do not count.
         network_bytes: Bytes that this GPU sends to other GPUs.
         inter_node_bytes: Part of `network_bytes` that this GPU sends to other nodes.
     """
@@ -54,9 +55,10 @@ class Cost(NamedTuple):
 
     @property
     def bytes(self) -> Num:
-        """Return the bytes that the GPU reads from and writes to its own memory.
+        """Return the bytes that the GPU reads from and writes to its own memory, in total.
 
-        They are weights, cache and activations. Network bytes are not included.
+        They are the bytes of weights, cache and activations. Bytes sent to other GPUs are not
+        included.
         """
         return (
             self.weight_bytes
@@ -67,7 +69,7 @@ class Cost(NamedTuple):
 
 
 class Role(StrEnum):
-    """Purpose of an operator in the model.
+    """Group to which an operator belongs, by which tables and charts add up costs.
 
     Attributes:
         PROJECTION: Projections of queries, keys, values and outputs in an attention or recurrent
@@ -88,14 +90,14 @@ class Role(StrEnum):
 
 
 class GemmShape(NamedTuple):
-    """Shape of a matrix product x[m, k] · W[k, n], for the model of a GEMM kernel's time.
+    """Shape of a matrix product x[m, k] · W[k, n], from which a GEMM kernel's time is predicted.
 
     Attributes:
         m: Rows of x: tokens, or tokens per expert.
-        n: Columns of W. The columns of block-diagonal copies are added.
-        k: Inputs of W.
-        stored: Mean bytes of one weight, with scales.
-        format: Name of the weights' storage format.
+        n: Columns of W, which are the outputs. Several matrices with the same input count together.
+        k: Rows of W, which are the inputs.
+        stored: Mean bytes of one element of W in memory, with its share of the scales.
+        format: Name of the storage format of W, such as `bf16` or `fp8`.
     """
 
     m: Real
@@ -106,7 +108,7 @@ class GemmShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """Shape of an attention operator on one rank, for the model of an attention kernel's time.
+    """Shape of an attention operator on one rank, from which its kernel's time is predicted.
 
     Attributes:
         heads: Query heads.
@@ -139,12 +141,12 @@ class AttentionShape(NamedTuple):
 
 
 class CollectiveShape(NamedTuple):
-    """Shape of an all-reduce, for the model of its time.
+    """Shape of an all-reduce, from which its time is predicted.
 
     Attributes:
         ranks: Number of GPUs that take part.
-        bytes: Bytes of the array that each GPU adds.
-        near: Number of these GPUs on one node.
+        bytes: Size of the array that is summed, which every GPU has completely.
+        near: Number of these GPUs on each node.
     """
 
     ranks: int
@@ -153,7 +155,7 @@ class CollectiveShape(NamedTuple):
 
 
 class ExpertsShape(NamedTuple):
-    """Shape of a layer's routed experts, for the model of a fused experts kernel's time.
+    """Shape of a layer's routed experts, from which a fused MoE kernel's time is predicted.
 
     Attributes:
         tokens: New tokens of all data-parallel ranks.
@@ -161,7 +163,7 @@ class ExpertsShape(NamedTuple):
         width: Intermediate width of an expert on this rank.
         top_k: Experts per token.
         experts: Number of experts in the layer.
-        ranks: Expert-parallel ranks, which divide the experts.
+        ranks: Number of expert-parallel ranks, which divide the experts.
         gated: Whether an expert has a gate matrix in addition to its up matrix.
         bias: Whether experts have biases.
         format: Name of the experts' storage format.
@@ -179,9 +181,9 @@ class ExpertsShape(NamedTuple):
 
 
 class SparseShape(NamedTuple):
-    """Shape of one layer's DeepSeek sparse attention on one rank, for the model of its time.
+    """Shape of one layer's DeepSeek sparse attention on one rank, to predict its time.
 
-    The time covers projections, indexer and attention together.
+    The predicted time covers projections, indexer and attention together.
 
     Attributes:
         heads: Query heads.
@@ -219,20 +221,22 @@ Shape: TypeAlias = GemmShape | AttentionShape | CollectiveShape | ExpertsShape
 
 
 class Operator(msgspec.Struct, frozen=True):
-    """One operator of a forward pass on one GPU, with its cost and number of runs.
+    """One operator of a forward pass on one GPU, such as a GEMM or attention, with its cost.
 
     Attributes:
-        name: Name in tables.
-        layer: Kind of layer that runs the operator; '' outside the layers.
-        count: Number of runs in the pass.
-        kind: gemm, attention, experts, scan, vector or network.
-        cost: Cost of one run.
+        name: Name in printed tables, such as `qkv` or `all_reduce`.
+        layer: Name of the kind of layer that runs the operator, such as `dense`; '' outside the
+            layers.
+        count: Number of runs in the pass, usually the number of layers of this kind.
+        kind: gemm, attention, experts, scan, vector (elementwise work) or network.
+        cost: FLOPs and bytes of one run.
         dtype: Compute dtype of the matrix products; '' without products.
-        parts: Name and cost of each part of a fused operator. `cost` includes the parts.
-        shape: Shape for a kernel's time model; None if the operator has no such model.
+        parts: Name and cost of each step that a fused operator contains. `cost` is their sum.
+            Empty for other operators.
+        shape: Sizes from which the kernel's time is predicted; None if it has no time model.
         experts: Expected number of routed experts whose weights this GPU reads; 0 for other
             operators.
-        role: Purpose of the operator in the model.
+        role: Group to which the operator belongs, such as FFN, by which costs are added up.
         form: Form of latent attention, absorbed or expanded; '' for other operators.
         weights: Names of the matrices that the operator multiplies by.
         module: Shape of the sparse-attention module that contains the operator; None for others.
@@ -254,21 +258,21 @@ class Operator(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> Cost:
-        """Return the cost of all runs of the operator in one pass on one GPU."""
+        """Return the FLOPs and bytes of all runs of the operator in one pass: cost · count."""
         return self.cost * self.count
 
 
 def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
-    """Return the kernels of an operator in an engine that does not fuse its parts.
+    """Return the kernels that an operator needs in an engine without fused kernels.
 
-    The result has the name of each kernel and its cost in one run. Attention becomes three kernels:
-    scores QKᵀ, softmax, and product with V. They write and read arrays [queries, keys], which fused
-    attention never stores. The product of an FFN's gate and up becomes two kernels, which both read
-    the input. The list is empty if the operator has only one kernel.
+    Each item is the name of a kernel and its cost in one run. Attention becomes three kernels:
+    scores QKᵀ, softmax, and product with V. Between them they write and read the scores, which
+    fused attention never stores. An FFN's gate and up, one matrix product otherwise, become two
+    kernels that both read the input. The list is empty if the operator would still be one kernel.
 
     Args:
-        operator: Operator with the shape of an attention, a GEMM or routed experts.
-        element: Bytes of an activation element.
+        operator: Any operator. Only attention, GEMMs of gate and up, and experts are divided.
+        element: Bytes of an activation element, such as 2 for bf16.
     """
     cost, shape = operator.cost, operator.shape
     if isinstance(shape, AttentionShape):
@@ -336,8 +340,8 @@ def product_flops(rows: Num, inner: int, columns: int) -> Num:
 def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
     """Return the number of (query, key) pairs of one sequence under causal attention.
 
-    Query j, from past + 1 to past + new, reads min(j, limit) keys. Without a limit the sum is
-    new·past + new(new + 1)/2.
+    The FLOPs of attention are proportional to this number. The query at position j, from past + 1
+    to past + new, reads min(j, limit) keys. Without a limit the sum is new·past + new(new + 1)/2.
 
     Args:
         new: New tokens, which are the queries.
@@ -366,8 +370,8 @@ def triangle(n: Num) -> Num:
 def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
     """Return the number of (query, key) pairs of one sequence under chunked attention.
 
-    Query j, from past + 1 to past + new, reads the keys of its own chunk up to itself: ((j − 1) mod
-    chunk) + 1 keys.
+    The query at position j, from past + 1 to past + new, reads the keys of its own chunk up to
+    itself: ((j − 1) mod chunk) + 1 keys.
 
     Args:
         new: New tokens, which are the queries.
@@ -382,16 +386,16 @@ def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
 
 
 def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
-    """Return the number of (query, row) pairs of one sequence whose rows represent `ratio` tokens
-    each.
+    """Return the number of (query, row) pairs of one sequence if a row is a block of tokens.
 
-    Query j, from past + 1 to past + new, reads min(⌊j/ratio⌋, top) rows.
+    The query at position j, from past + 1 to past + new, reads the rows of finished blocks:
+    min(⌊j/ratio⌋, top) rows. Without `top` it reads ⌊j/ratio⌋.
 
     Args:
         new: New tokens, which are the queries.
         past: Cached tokens before the first query.
-        ratio: Tokens per row.
-        top: Maximum rows of a query (top-k); 0 for no limit.
+        ratio: Tokens of a block, which one cached row stands for.
+        top: Maximum rows that one query reads (top-k); 0 for no limit.
     """
 
     def until(tokens: Num) -> Num:
@@ -406,6 +410,7 @@ def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
 def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
     """Return the expected share of experts that at least one token uses: 1 − (1 − k/E)^T.
 
+    A forward pass reads the weights of this share of a layer's experts.
     T is the number of tokens, k is `top_k` and E is `experts`. Routing is assumed uniform. One
     token gives exactly k/E. With k = E the result is the int 1. An array of tokens gives an array
     of shares.
@@ -434,6 +439,7 @@ def _reached(tokens: int, top_k: int, experts: int) -> float:
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
     """Return the expected number of experts that at least one token uses: E·(1 − (1 − k/E)^T).
 
+    A forward pass reads the weights of this many experts of a layer.
     T is the number of tokens, k is `top_k` and E is `experts`. Routing is assumed uniform. One
     token gives k. The result is a float, or an array for an array of tokens.
 

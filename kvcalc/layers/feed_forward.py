@@ -27,15 +27,20 @@ from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
 class Dense(Sublayer, frozen=True, tag="dense"):
     """A dense FFN: matrices up [D, F], gate [D, F] if `gated`, and down [F, D].
 
-    D is the hidden size and F is `intermediate_size`. Sources: Vaswani et al. 2017, section 3.3;
-    Shazeer 2020.
+    D is the hidden size and F is `intermediate_size`. The fields are the keys of such a layer part
+    in a model preset, a YAML file. Sources: Vaswani et al. 2017, section 3.3; Shazeer 2020.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        ROLE: Group in which costs of this part's matrix products are added up.
         intermediate_size: Width between up and down, F.
         gated: Whether the FFN has a gate matrix.
         bias: Whether gate and up have biases.
-        down_bias: Whether down has a bias; null means as `bias`.
-        input_size: Input width of gate and up if it differs from the hidden size.
+        down_bias: Whether down has a bias; null if `bias` also applies to down.
+        input_size: Input width of gate and up; null for the hidden size.
     """
 
     WEIGHTS: ClassVar[str] = """
@@ -56,29 +61,27 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     @property
     def has_down_bias(self) -> bool:
-        """Return whether the matrix `down` has a bias.
-
-        It is `down_bias`, or `bias` if `down_bias` is null.
-        """
+        """Return whether the matrix `down` has a bias: `down_bias`, or `bias` if that is null."""
         return self.bias if self.down_bias is None else self.down_bias
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass through this FFN on one rank.
+        """Return the operators of this FFN in one forward pass on one GPU, with their costs.
 
         They are up and gate as one matrix product, the activation, and down. With tensor
         parallelism an all-reduce follows.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         w = self.local_weights(p)
         return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
 
 
 class Projections(Sublayer, frozen=True, tag="projections"):
-    """Named matrices and vectors outside mixers and FFNs, such as adapters and per-layer gates.
+    """Named matrices and vectors outside attention and FFN, such as adapters and per-layer gates.
 
     Attributes:
+        ROLE: Group in which costs of these matrix products are added up.
         matrices: Name → [inputs, outputs], or [inputs, outputs, bias elements].
         vectors: Name → number of elements.
     """
@@ -91,7 +94,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     vectors: dict[str, Count] = {}
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return all matrices and vectors. Every rank stores all of them completely.
+        """Return all matrices and vectors. Every GPU stores all of them completely.
 
         Args:
             hidden_size: Not used, because each matrix states its own sizes.
@@ -103,12 +106,12 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         return (*results, *(vector(n, size) for n, size in self.vectors.items()))
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank: a product per matrix, over all new tokens.
+        """Return one matrix product per matrix, over all new tokens of one forward pass on one GPU.
 
         Vectors have no operators.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         return [
             p.gemm(w.name, w)
@@ -122,28 +125,37 @@ class Projections(Sublayer, frozen=True, tag="projections"):
 
 
 class Moe(Sublayer, frozen=True, tag="moe"):
-    """A mixture of `num_experts` FFNs. Each token uses `num_experts_per_tok` of them.
+    """A mixture of experts (MoE): FFNs of which a router selects some for each token.
+
+    The fields are the keys of such a layer part in a model preset, a YAML file.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        ROLE: Group in which costs of this part's matrix products are added up.
         num_experts: Number of routed experts in the layer.
         num_experts_per_tok: Routed experts that one token uses (top-k).
         moe_intermediate_size: Intermediate width of one routed expert.
         gated: Whether each expert has a gate matrix.
         bias: Whether experts have biases.
         shared_expert_intermediate_size: Total intermediate width of the shared experts; 0 for none.
-        shared_expert_gate: Whether the shared experts have a scalar gate.
-        shared_gated: Whether shared experts have a gate matrix; null means as `gated`.
-        shared_bias: Whether shared experts have biases; null means as `bias`.
+        shared_expert_gate: Whether a scalar per token scales the output of the shared experts.
+        shared_gated: Whether shared experts have a gate matrix; null if `gated` applies to them.
+        shared_bias: Whether shared experts have biases; null if `bias` applies to them.
         router_bias: Whether the router has a bias.
         router_outputs: Outputs of the router if it has not one output per expert (Doge's product
-            keys).
-        router_width: Input width of the router if a projection precedes it (Zaya).
+            keys); null for one output per expert.
+        router_width: Input width of the router if a projection precedes it (Zaya); null for the
+            hidden size.
         correction_bias: Whether the routing bias is a parameter. A bias that is a buffer is not
             counted.
-        moe_latent_size: Input width of the experts if a projection down and a projection up enclose
-            them (Nemotron-3).
+        moe_latent_size: Input width of the experts if the layer projects its input down before them
+            and projects their output up (Nemotron-3); null for the hidden size.
         latent_bias: Whether these two latent projections have biases.
-        zero_experts: Identity experts, which the router scores and which cost nothing (LongCat).
+        zero_experts: Number of identity experts, which the router can select and which return their
+            input without any work (LongCat).
         zero_expert_weights: Whether identity experts have unused gate and up matrices, as in
             transformers' LongCat.
         router_input_norm: Whether the router's input has a norm vector.
@@ -198,18 +210,20 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_routed(self) -> int:
-        """Return the number of experts that the router scores, including identity experts."""
+        """Return the number of experts that the router can select, including identity experts."""
         return self.num_experts + self.zero_experts
 
     @property
     def num_outputs(self) -> int:
+        """Return the number of outputs of the router: `router_outputs`, or one for each expert."""
         return self.router_outputs or self.num_routed
 
     @property
     def num_wide_copies(self) -> int:
-        """Return the number of experts that store gate and up matrices.
+        """Return the number of experts that have gate and up matrices.
 
-        Identity experts count only if `zero_expert_weights` is set.
+        They are the `num_experts` routed experts. Identity experts are added only if
+        `zero_expert_weights` is set.
         """
         return self.num_routed if self.zero_expert_weights else self.num_experts
 
@@ -219,19 +233,20 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def has_shared_gate(self) -> bool:
-        """Return whether there are shared experts, and they have a gate matrix."""
+        """Return whether the layer has shared experts, and they have a gate matrix."""
         gated = self.gated if self.shared_gated is None else self.shared_gated
         return gated and self.shared_expert_intermediate_size > 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank: router, experts and collectives.
+        """Return the operators of this MoE in one forward pass on one GPU, with their costs.
 
-        The routed experts are one fused operator. It reads only the weights of experts that a token
-        uses. Under uniform routing their expected share is 1 − (1 − k/E)^T, with T tokens, E
-        experts in the layer, and k experts per token.
+        They are the router, the experts and the collectives. The routed experts are one fused
+        operator, which reads only the weights of experts that a token uses. Routing is assumed
+        uniform. The expected share of these experts is then 1 − (1 − k/E)^T, with T tokens, E
+        experts in the layer and k experts per token.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         w = self.local_weights(p)
         ranks = p.ranks

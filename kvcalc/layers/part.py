@@ -70,22 +70,23 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
 
 
 class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
-    """One part of a layer: an attention or recurrent mixer, an FFN, or other projections.
+    """One part of a layer: attention, a recurrence such as Mamba, an FFN, or other projections.
 
-    The fields of a subclass are the keys of a part in a preset. The tag of a subclass is the value
-    of the key `type`.
+    Each subclass is one type of part, such as `Grouped` for GQA. Its fields are the keys of the
+    part in a model preset, which is a YAML file. The preset's key `type` selects the subclass.
 
     Attributes:
-        STATE_FLOPS: FLOPs of a scan for each state element and token.
-        ROLE: Role of the matrix products.
-        LETTERS: Letter and field of each size, such as `H=num_attention_heads d=head_dim`. D is
-            always the hidden size.
+        STATE_FLOPS: FLOPs that the scan of a recurrent mixer needs per state element and token.
+        ROLE: Group in which costs of the part's matrix products are added up, such as FFN.
+        LETTERS: The letters that WEIGHTS uses and the fields that they stand for, such as
+            `H=num_attention_heads d=head_dim`. D is always the hidden size.
         WEIGHTS: A line per weight. `o: H·d × D / H, bias o_bias` is a matrix [H·d, D] that tensor
             parallelism divides by heads, with a bias if the field `o_bias` is true. `norm: d` is a
             vector. Further words: `if qk_norm=full and not bias` is a condition, `copies E` a
             number of equal matrices, `active k` marks experts of which a token uses k, `table` a
             lookup table. A divided matrix with D outputs, or with `rows`, is row-parallel.
-        MULTIPLE: A field, and the field of which it must be a multiple. Empty without such a rule.
+        MULTIPLE: Names of two fields. The first must be a multiple of the second. Empty without
+            such a rule.
     """
 
     STATE_FLOPS: ClassVar[int] = 4
@@ -95,7 +96,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     MULTIPLE: ClassVar[tuple[str, ...]] = ()
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return every weight of this part, before it is divided over ranks.
+        """Return every weight of this part, complete, before it is divided over GPUs.
 
         Args:
             hidden_size: Hidden size of the model, the letter D in WEIGHTS.
@@ -103,18 +104,19 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return _listed_weights(self, hidden_size)
 
     def local_weights(self, p: Pass) -> dict[str, Weight]:
-        """Return the share of each weight that one rank stores, by weight name.
+        """Return the share of each weight that one GPU stores, by weight name.
 
         Args:
-            p: Context of the pass, which gives the hidden size and the ranks.
+            p: The forward pass, which gives the hidden size and the parallel ranks.
         """
         return {w.name: w.local(p.ranks) for w in self.weights(p.width)}
 
     def lines(self) -> list[tuple[str, str, dict[str, str]]]:
-        """Return (weight name, size formula, options) of each line of WEIGHTS that applies.
+        """Return the lines of WEIGHTS that apply to this part, as (weight name, size, options).
 
         A line applies if its `if` condition is true for the fields. `o: H·d × D / H, bias o_bias`
-        gives ("o", "H·d × D / H", {"bias": "o_bias"}).
+        gives ("o", "H·d × D / H", {"bias": "o_bias"}): the text of the size, and each further word
+        with its argument.
         """
         lines = []
         for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):
@@ -126,10 +128,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return lines
 
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Return the formulas of rows and columns of each matrix, by weight name.
+        """Return the sizes (inputs, outputs) of each matrix as formulas, by matrix name.
 
-        Example: {"q": ("D", "H·d")}. D is the hidden size; the class attribute LETTERS explains the
-        others.
+        Example: {"q": ("D", "H·d")}. They are printed to explain a count. D is the hidden size; the
+        class attribute LETTERS explains the other letters.
         """
         sizes = {name: size.partition(" / ")[0].split(" × ") for name, size, _ in self.lines()}
         return {name: (size[0], size[1]) for name, size in sizes.items() if len(size) == 2}
@@ -147,21 +149,25 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return holds != condition.startswith("not ")
 
     def letters(self) -> dict[str, int]:
-        """Return the value of each letter in LETTERS, without D. A field that is None gives 0."""
+        """Return the value of each letter in LETTERS, such as {"H": 32, "d": 128}.
+
+        D, the hidden size, is not included. A field that is None gives 0.
+        """
         pairs = (pair.split("=") for pair in self.LETTERS.split())
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that one layer with this part needs for one sequence.
+        """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
-        The result is empty for an FFN.
+        A kind of row is, for example, keys. The result is empty for an FFN.
         """
         return ()
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return the entries for scores that an eviction policy stores in addition to `cache()`.
+        """Return the entries for scores by which an eviction policy selects tokens to evict.
 
-        The result is empty if the part has no eviction.
+        They are stored in addition to the entries of `cache()`. The result is empty if the part has
+        no eviction.
         """
         return ()
 
@@ -174,25 +180,25 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def pooled_tokens(self) -> int:
-        """Return the number of tokens that share one pooled index key; 0 if each token has its own
-        key.
+        """Return the number of tokens that share one pooled index key; 0 if each token has its own.
 
-        The index keys belong to the indexer of sparse attention. The result is not 0 if an engine
-        needs to store only the pooled keys.
+        Index keys are the small keys that the indexer of sparse attention scores. If the result is
+        not 0, an engine may cache one pooled key for this many tokens.
         """
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass through this part on one rank.
+        """Return the operators of this part in one forward pass on one GPU, with their costs.
 
-        The input and output are x [tokens, hidden_size]. By default the operators are: the
-        projections that read x as one product, each other projection, a scan over the state, and
-        the projections that write x. The scan counts STATE_FLOPS per state element and token as
-        matrix products. Decay and convolution count as vector work. All states except convolution
-        states are scanned. A part that caches rows per token must define its own operators.
+        Input and output are x [tokens, hidden_size]. This default is for FFN-like and recurrent
+        parts. In order: the projections that read x as one matrix product, each other projection, a
+        scan over the state, the projections that write x, and their all-reduce. The scan counts
+        STATE_FLOPS per state element and token as matrix FLOPs. Decay and convolution count as
+        vector FLOPs. Convolution states have no matrix FLOPs. A part that caches rows per token,
+        such as attention, overrides this method.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         results = [w for w in self.local_weights(p).values() if w.kind is WeightKind.MATRIX]
         first = [w for w in results if w.inputs == p.width and w.copies == 1 and not w.rows_in]
@@ -238,7 +244,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         ]
 
     def problem(self) -> str:
-        """Return a sentence about an invalid combination of fields; '' if the fields are valid."""
+        """Return a sentence about an invalid combination of fields; '' if the fields are valid.
+
+        Example: 'num_attention_heads 10 is not a multiple of num_key_value_heads 4'.
+        """
         if not self.MULTIPLE:
             return ""
         name, unit = self.MULTIPLE
@@ -249,43 +258,43 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def label(self) -> str:
-        """Return the printed name of an attention or recurrent mixer, such as 'GQA-8'.
+        """Return the short printed name of an attention or recurrent mixer, such as 'GQA-8'.
 
-        It is '' for an FFN.
+        The 8 is the number of KV heads. The result is '' for an FFN.
         """
         return ""
 
     def predicting(self) -> "Sublayer":
-        """Return this part with the fields that it has in a multi-token-prediction layer.
+        """Return the part that a multi-token-prediction (MTP) layer has in place of this one.
 
-        By default the part is unchanged.
+        By default it is this part itself. Attention with fewer caches in MTP layers overrides this.
         """
         return self
 
     def storing(self, own: bool) -> "Sublayer | None":
-        """Return this part for a layer that stores its own cache, or that reads another layer's
-        cache.
+        """Return this part for a layer that has its own cache, or that reads another layer's cache.
 
-        A layer without its own cache has no projections of cached rows. The result is None if no
-        source describes such a layer.
+        A layer that reads another layer's cache has no projections of keys, values or latents. The
+        result is None if no source describes such a layer of this type.
 
         Args:
-            own: Whether the layer stores its own cache.
+            own: True for a layer with its own cache, False for one that reads another's.
         """
         return self if own else None
 
     def as_mha(self) -> tuple[int, int, int]:
-        """Return the dimensions that this attention would have as plain MHA, per layer.
+        """Return the dimensions of the plain multi-head attention (MHA) in place of this part.
 
-        They are (query heads, elements of a key of one head, elements of a value of one head). The
-        result is (0, 0, 0) for a part that is not attention.
+        They are (query heads, elements of a key of one head, elements of a value of one head), for
+        comparisons of cache size with MHA. The result is (0, 0, 0) for a part that is not
+        attention.
         """
         return 0, 0, 0
 
     @property
     def attends(self) -> bool:
-        """Return whether this part is attention over tokens.
+        """Return whether this part is attention over tokens, not a recurrent mixer or an FFN.
 
-        If so, `compare` can replace it by another attention type.
+        If so, the command `kvcalc compare` can replace it by another attention type.
         """
         return self.as_mha()[0] > 0

@@ -8,9 +8,10 @@ from kvcalc.layers.part import Sublayer
 
 
 def listed(*rooms: Any) -> tuple[type[Sublayer], ...]:
-    """Return all classes of parts in some modules, in order of definition.
+    """Return all subclasses of `Sublayer` that some modules contain, in order of definition.
 
-    A part is an attention or recurrent mixer, an FFN, or other projections of a layer.
+    A `Sublayer` is a type of layer part that a model preset can name: attention, a recurrent mixer,
+    an FFN, or other projections.
 
     Args:
         rooms: Modules or packages, such as `kvcalc.layers.attention`.

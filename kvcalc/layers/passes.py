@@ -26,25 +26,29 @@ NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
 
 
 class Pass:
-    """Context in which the parts of a layer build the operators of one forward pass on one rank.
+    """One forward pass on one GPU, with methods that build its operators and count their costs.
 
-    A part is an attention or recurrent mixer, or an FFN.
+    The parts of a layer, such as attention and FFN, call the methods. Each method returns one
+    `Operator` with its FLOPs and bytes.
 
     Attributes:
         width: Hidden size of the model.
-        formats: Formats of weights and cache.
+        formats: Storage and compute formats of weights and KV cache.
         ranks: Number of ranks of each kind of parallelism.
         groups: Groups of equal sequences on this data-parallel rank.
         tokens: New tokens of all sequences on this data-parallel rank.
         sequences: Number of sequences on this data-parallel rank.
-        element: Bytes of an activation element.
-        mla_form: Form of latent attention: auto, absorbed or expanded.
+        element: Bytes of an activation element, such as 2 for bf16.
+        mla_form: Form of latent attention (MLA): absorbed, expanded, or auto for the form with
+            fewer FLOPs.
         rotates: Whether positions are rotary (RoPE).
-        present: 1 normally. In an array, 0 marks passes from which `select` removed all groups.
-        kind: Kind of the layers whose operators are built; '' outside the layers.
-        count: Number of these layers.
+        present: 1 normally. If the batch stands for several passes, it is an array in which 0 marks
+            passes from which `select` removed all groups.
+        kind: Name of the kind of layers whose operators are being built, such as `dense`; ''
+            outside the layers.
+        count: Number of these layers on this GPU.
         writes_cache: Whether these layers store their cache.
-        role: Role of the next matrix products, such as FFN.
+        role: Group of the next matrix products, such as FFN, by which costs are added up.
     """
 
     def __init__(
@@ -79,9 +83,11 @@ class Pass:
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
         """Begin to build the operators of all layers of one kind, or of weights outside the layers.
 
+        The following operators get this kind as their layer and this count as their number of runs.
+
         Args:
-            kind: Kind of layer; '' outside the layers.
-            count: Number of layers of this kind.
+            kind: Name of the kind of layer; '' outside the layers.
+            count: Number of layers of this kind on this GPU; 1 outside the layers.
             writes_cache: Whether these layers store their cache.
         """
         self.kind = kind
@@ -90,12 +96,12 @@ class Pass:
         self.role = Role.OTHER
 
     def vector_bytes(self, weight: Weight) -> int:
-        """Return the bytes of a vector weight on this rank; 0 for a matrix or table.
+        """Return the bytes on this GPU of a vector weight, such as a norm; 0 for a matrix or table.
 
-        The bytes of a matrix are counted by its matrix product.
+        The method `gemm` counts the bytes of a matrix.
 
         Args:
-            weight: The weight before it is divided over ranks.
+            weight: The complete weight, before it is divided over GPUs.
         """
         if weight.kind is not WeightKind.VECTOR:
             return 0
@@ -112,12 +118,12 @@ class Pass:
     def select(self, rule: Callable[[Num, Num], Num]) -> "Pass":
         """Return a copy of the pass with only the groups of equal sequences that a rule selects.
 
-        If `rule` gives an array, each index is a separate pass, and the number of sequences of the
-        group is multiplied by the array.
+        Latent attention uses it to compute some groups absorbed and the others expanded.
 
         Args:
-            rule: Function of the new and past tokens of one of a group's sequences. It gives 1 to
-                keep the group and 0 to remove it.
+            rule: Function of the new and past tokens of one sequence in a group. It gives 1 to keep
+                the group and 0 to remove it. If the batch stands for several passes, it may give an
+                array of 1 and 0. The group then has 0 sequences in the passes with 0.
         """
         groups = []
         selected = copy(self)
@@ -133,12 +139,14 @@ class Pass:
         return selected
 
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
-        """Return a number of pairs, such as (query, key) pairs, of all sequences on this rank.
+        """Return the number of pairs, such as (query, key) pairs, of all sequences on this GPU.
 
-        It is Σ count · visible(new, past) over the groups of equal sequences.
+        It is Σ count · visible(new, past) over the groups of equal sequences. The FLOPs of
+        attention are proportional to it.
 
         Args:
-            visible: Function from new and past tokens of one sequence to its number of pairs.
+            visible: Function that gives the number of pairs of one sequence from its new and its
+                past tokens.
         """
         return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
 
@@ -152,18 +160,20 @@ class Pass:
         expanded: Num = 0,
         form: str = "",
     ) -> Operator:
-        """Return the operator of fused attention on this rank.
+        """Return the operator of fused attention in one layer on this GPU.
 
         The operator reads the cache once, reads the queries and writes the outputs. Its FLOPs are
         the scores and the weighted values of all (query, key) pairs.
 
         Args:
             entries: Cache entries that attention reads and writes.
-            visible: Function from new and past tokens of one sequence to its (query, key) pairs.
+            visible: Function that gives the number of (query, key) pairs of one sequence from its
+                new and its past tokens.
             heads: Query heads on this rank.
             key: Elements of a key of one head.
             value: Elements of a value of one head.
-            expanded: Elements of recomputed keys and values, which are read as activations.
+            expanded: Elements of keys and values that expanded latent attention recomputes. They
+                are read as activations; 0 for other attention.
             form: Form of latent attention, absorbed or expanded; '' for other attention.
         """
         rows = tuple(entries)
@@ -202,12 +212,12 @@ class Pass:
         )
 
     def operator(self, name: str, kind: str, cost: Cost, **fields: Any) -> Operator:
-        """Return an operator of the layers that the pass has entered.
+        """Return an operator with a given cost, in the layers that the last call of `enter` named.
 
         Args:
-            name: Name in tables.
+            name: Name in printed tables.
             kind: gemm, attention, experts, scan, vector or network.
-            cost: Cost of one run.
+            cost: FLOPs and bytes of one run.
             fields: Further fields of `Operator`, such as `dtype` and `role`.
         """
         return Operator(name, self.kind, self.count, kind, cost, **fields)
@@ -218,7 +228,7 @@ class Pass:
         """Return the two operators of a sparse-attention indexer: scoring and top-k selection.
 
         Args:
-            entries: All cache entries of the layer. Only index keys are read.
+            entries: All cache entries of the layer. The operators read only the index keys.
             pairs: (query, index key) pairs of all sequences on this rank.
             heads: Heads of the indexer.
             width: Elements of an index key.
@@ -239,14 +249,15 @@ class Pass:
     def eviction(
         self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int
     ) -> Operator:
-        """Return the operator that updates eviction scores and selects tokens to evict.
+        """Return the operator that updates a layer's eviction scores and selects tokens to evict.
 
-        The operator reads the scores of stored tokens and writes the scores of remaining tokens.
-        Attention probabilities are added on chip.
+        The operator reads the scores of stored tokens and writes the scores of remaining tokens. It
+        adds up attention probabilities without reading them from memory.
 
         Args:
             scores: Cache entry of the scores.
-            visible: Function from new and past tokens of one sequence to its (query, key) pairs.
+            visible: Function that gives the number of (query, key) pairs of one sequence from its
+                new and its past tokens.
             heads: Query heads on this rank.
         """
         units = self.heads(scores.heads)
@@ -262,14 +273,14 @@ class Pass:
         vector_flops: Num,
         activation_bytes: Num,
     ) -> Operator:
-        """Return the operator of a scan over recurrent or convolution states.
+        """Return the operator of one layer's scan over recurrent or convolution states on this GPU.
 
-        Each state is read once and written once.
+        Each state is read once and written once. The caller counts the FLOPs.
 
         Args:
             entries: Cache entries of the states.
-            flops: FLOPs of matrix products.
-            vector_flops: FLOPs of elementwise work.
+            flops: FLOPs of the scan's matrix products, for all new tokens.
+            vector_flops: FLOPs of its elementwise work, for all new tokens.
             activation_bytes: Bytes of the scan's inputs and outputs.
         """
         cost = self.cache(entries)._replace(
@@ -287,11 +298,12 @@ class Pass:
     ) -> Operator:
         """Return the operator of the product x[tokens, inputs] · W, with one or more matrices W.
 
-        All matrices have one common input. Block-diagonal copies of a matrix have separate inputs.
+        All matrices have one common input, so an engine can join them, such as q, k and v.
+        Block-diagonal copies of a matrix have separate inputs.
 
         Args:
-            name: Name in tables.
-            weights: Shares of the matrices on this rank.
+            name: Name in printed tables.
+            weights: The share of each matrix that this GPU stores.
             tokens: Rows of x; by default all new tokens of this rank.
             fraction: Share of the copies (experts) whose weights are read, because a token uses
                 them; 1 for all. Weight bytes are rounded once, halves up.
@@ -329,9 +341,10 @@ class Pass:
         )
 
     def format_of(self, weight: Weight) -> str:
-        """Return the name of a matrix's storage format in the layers that the pass has entered.
+        """Return the name of a matrix's storage format, such as `fp8`, in the layers being built.
 
-        A matrix of the same name can have another format in layers of another kind.
+        These are the layers that the last call of `enter` named. A matrix of the same name can have
+        another format in layers of another kind.
 
         Args:
             weight: The matrix.
@@ -347,45 +360,45 @@ class Pass:
         weight_bytes: Num = 0,
         role: Role = Role.OTHER,
     ) -> Operator:
-        """Return the operator of a chain of elementwise operations.
+        """Return the operator of a chain of elementwise operations, such as RoPE, in one layer.
 
         Args:
-            name: Name in tables.
-            elements_in: Activation elements that are read.
-            elements_out: Activation elements that are written.
-            flops: Vector FLOPs.
+            name: Name in printed tables.
+            elements_in: Activation elements that this GPU reads, for all new tokens.
+            elements_out: Activation elements that this GPU writes, for all new tokens.
+            flops: Vector FLOPs, for all new tokens.
             weight_bytes: Bytes of weights that are read, such as norm vectors.
-            role: Purpose of the operator.
+            role: Group to which the operator belongs, by which costs are added up.
         """
         moved = (elements_in + elements_out) * self.element
         cost = Cost(0, flops, weight_bytes, activation_bytes=moved)
         return self.operator(name, "vector", cost, role=role)
 
     def gating(self, elements: Num) -> Operator:
-        """Return the operator that multiplies each output element by its gate.
+        """Return the operator that multiplies each element of the attention output by its gate.
 
         Args:
-            elements: Number of output elements on this rank, for all new tokens.
+            elements: Number of output elements of one layer on this GPU, for all new tokens.
         """
         return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
 
     def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the activation operator of an FFN, which combines up, and gate if there is one.
+        """Return the operator that applies an FFN's activation, after up and (if present) gate.
 
         Args:
-            name: Name in tables.
+            name: Name in printed tables.
             tokens: Rows of the arrays [tokens, width].
-            width: Columns of the arrays: intermediate size on this rank.
+            width: Columns of the arrays: intermediate size on this GPU.
             inputs: Number of arrays: 1 for only up, 2 for up and gate.
         """
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
     def cache(self, entries: Iterable[CacheEntry]) -> Cost:
-        """Return a `Cost` with only the cache bytes that the pass reads and writes.
+        """Return the cache bytes that one layer reads and writes in the pass, as a `Cost`.
 
-        The bytes are those of one layer, on one rank, for all its sequences. Rows that any query
-        may see are read, and rows of new tokens are written.
+        The bytes are for all sequences on this GPU. Each row that any query may see is read once,
+        and the rows of new tokens are written. The other fields of the result are 0.
 
         Args:
             entries: Cache entries of one layer.
@@ -406,10 +419,10 @@ class Pass:
         """Return the operator of a communication between ranks.
 
         Args:
-            name: Name in tables.
+            name: Name in printed tables.
             sent: Bytes that this rank sends in one run.
             away: Part of `sent` that goes to other nodes.
-            times: Number of runs per layer.
+            times: Number of runs per layer, such as 2 for sending tokens to experts and back.
         """
         cost = Cost(network_bytes=sent, inter_node_bytes=away)
         return Operator(name, self.kind, self.count * times, "network", cost)
@@ -421,7 +434,7 @@ class Pass:
         ring sends 2(n − 1)/n of the array's bytes, rounded up to whole bytes.
 
         Args:
-            width: Columns of the array, usually the hidden size.
+            width: Columns of the array, usually the hidden size. Its rows are the new tokens.
         """
         n = self.ranks.tp
         if n == 1:

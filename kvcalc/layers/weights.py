@@ -26,11 +26,11 @@ from kvcalc.storage.quantization import (
 
 
 class WeightKind(StrEnum):
-    """Use of a weight.
+    """How a weight is used, which decides whether quantisation can cover it.
 
     Attributes:
-        MATRIX: Factor of a matrix product, which quantisation covers.
-        VECTOR: Values that are applied elementwise: norms, separate biases, sinks, gates per
+        MATRIX: Factor of a matrix product. Quantisation schemes usually cover only this kind.
+        VECTOR: Values that are applied elementwise: norms, separate biases, sink logits, gates per
             channel.
         TABLE: Rows that are looked up by token id or position.
     """
@@ -41,7 +41,7 @@ class WeightKind(StrEnum):
 
 
 class Weight(msgspec.Struct, frozen=True):
-    """A weight of the model: equal matrices [inputs, outputs], a vector, or a lookup table.
+    """A weight of the model: one or more equal matrices [inputs, outputs], a vector, or a table.
 
     Attributes:
         name: Name within its part, such as `q` or `experts.up`.
@@ -50,11 +50,11 @@ class Weight(msgspec.Struct, frozen=True):
         copies: Number of equal matrices, such as experts or diagonal blocks.
         active: Number of copies that one token uses (top-k of the experts); 0 for all.
         bias: Bias elements per copy.
-        shards: Units (heads, columns) that tensor parallelism divides. If there are more ranks than
-            units, the units are replicated.
+        shards: Number of units (heads, columns) that tensor parallelism divides; 1 if the weight is
+            not divided. If there are more ranks than units, the units are replicated.
         expert: Whether the copies are experts, which expert parallelism divides.
-        rows_in: Whether tensor parallelism divides `inputs` (a row-parallel matrix, whose bias is
-            on every rank).
+        rows_in: Whether tensor parallelism divides `inputs` instead of `outputs`. This is a
+            row-parallel matrix, whose bias is on every rank.
         kind: Matrix, vector or table.
     """
 
@@ -71,18 +71,19 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Return the number of parameters in total: copies · (inputs · outputs + bias)."""
+        """Return the number of parameters of all copies: copies · (inputs · outputs + bias)."""
         return self.copies * (self.inputs * self.outputs + self.bias)
 
     @property
     def active_elements(self) -> int:
-        """Return the number of parameters that one token uses. Only active copies count."""
+        """Return the number of parameters that one token uses: only the `active` copies count."""
         return (self.active or self.copies) * (self.inputs * self.outputs + self.bias)
 
     def local(self, ranks: Parallelism) -> "Weight":
-        """Return the share of the weight that one rank stores.
+        """Return the share of the weight that one rank (GPU) stores, as a smaller weight.
 
-        Shares have whole heads, columns or experts. The result is the largest share of any rank.
+        A share has whole heads, columns or experts. Example: a matrix with 5 heads on 2
+        tensor-parallel ranks gives 3 heads. The result is the largest share of any rank.
 
         Args:
             ranks: Number of ranks of each kind of parallelism.
@@ -111,12 +112,13 @@ def matrix(
     """Return a weight matrix [inputs, outputs].
 
     Args:
-        name: Name within its part.
+        name: Name within its layer part, such as `q`.
         inputs: Elements of an input row.
         outputs: Elements of an output row.
         bias: Whether the matrix has a bias of `outputs` elements.
-        shards: Units (heads, columns) that tensor parallelism divides; 1 if it is not divided.
-        fields: Further fields of `Weight`.
+        shards: Number of units (heads, columns) that tensor parallelism divides; 1 if it is not
+            divided.
+        fields: Further fields of `Weight`, such as `copies`.
     """
     bias_elements = outputs if bias else 0
     return Weight(name, inputs, outputs, bias=bias_elements, shards=shards, **fields)
@@ -126,9 +128,9 @@ def vector(name: str, elements: int, shards: int = 1) -> Weight:
     """Return a weight vector that is applied elementwise, such as a norm.
 
     Args:
-        name: Name within its part.
+        name: Name within its layer part, such as `q_norm`.
         elements: Number of elements.
-        shards: Units that tensor parallelism divides; 1 if it is not divided.
+        shards: Number of units that tensor parallelism divides; 1 if it is not divided.
     """
     return Weight(name, 1, elements, shards=shards, kind=WeightKind.VECTOR)
 
@@ -137,23 +139,23 @@ def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
     """Return a lookup table, such as an embedding. A token reads one row.
 
     Args:
-        name: Name within its part.
+        name: Name within its layer part, such as `embedding`.
         rows: Number of rows.
         width: Elements of a row.
-        shards: Groups of rows that tensor parallelism divides; 1 if it is not divided.
+        shards: Number of groups of rows that tensor parallelism divides; 1 if it is not divided.
     """
     return Weight(name, rows, width, shards=shards, rows_in=True, kind=WeightKind.TABLE)
 
 
 class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
-    """Storage and compute formats of one model, under one requested precision.
+    """Storage and compute formats of one model, for the precision that the user requested.
 
     Attributes:
-        dtype: dtype of matrix products, and of weights that no scheme covers.
+        dtype: dtype of activations, and of weights and matrix products that no scheme covers.
         kv_cache_dtype: Name of the KV cache format, a value of `--kv-cache-dtype`.
         reason: Why `auto` selected this KV cache format; '' if the user requested it.
-        schemes: Quantisation schemes. The first scheme that covers a matrix applies.
-        unquantized: Full names of matrices that are stored in `dtype`.
+        schemes: Quantisation schemes. If several cover a matrix, the first applies.
+        unquantized: Full names, such as `dense.q`, of matrices that no scheme covers.
     """
 
     dtype: str
@@ -163,11 +165,11 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     unquantized: frozenset[str] = frozenset()
 
     def cache_format(self, entry: CacheEntry) -> RowFormat:
-        """Return the storage format of the rows of a cache entry.
+        """Return the storage format of the rows of a cache entry, such as keys.
 
-        It is the format that the model fixes for the entry, such as fp32 for a recurrent state.
-        Otherwise it is the format that `kv_cache_dtype` has for the entry's role, such as `k`. A
-        role without such a format has the model's dtype.
+        If the model fixes a dtype for the entry, such as fp32 for a recurrent state, it is this
+        dtype. Otherwise it is the format that `kv_cache_dtype` has for the entry's role, such as
+        `k`, or the model's dtype if it has none for this role.
 
         Args:
             entry: The cache entry.
@@ -177,7 +179,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return cache_layout(self.kv_cache_dtype).get(entry.role) or FORMATS[self.dtype]
 
     def attention_dtype(self, entries: Iterable[CacheEntry]) -> str:
-        """Return the dtype in which attention over some cache entries can compute.
+        """Return the dtype in which attention over some cache entries computes: fp8 or the model's.
 
         It is fp8 if all entries are stored in fp8 or nvfp4, and otherwise the dtype of the model.
         FlashAttention-3, XQA and TensorRT-LLM's kernels multiply such caches in fp8 without a
@@ -191,20 +193,21 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return "fp8" if is_fp8 else self.dtype
 
     def entry_bytes(self, entry: CacheEntry, heads: int) -> int:
-        """Return the bytes of one row of a cache entry on one rank, with its scales.
+        """Return the bytes of one row of a cache entry on one GPU in one layer, with its scales.
 
         Args:
             entry: The cache entry.
-            heads: Units of a row (KV heads, latents) that the rank stores.
+            heads: Units of a row (KV heads, latents) that the GPU stores.
         """
         return heads * self.cache_format(entry).row_bytes(entry.width)
 
     def weight_format(self, name: str, weight: Weight) -> WeightFormat:
-        """Return the storage format of a weight: of the first scheme that covers it, or of the
-        dtype.
+        """Return the storage format of a weight.
+
+        It is the format of the first quantisation scheme that covers the weight, or else `dtype`.
 
         Args:
-            name: Full name, such as `dense.q`.
+            name: Full name `kind.weight`, such as `dense.q`.
             weight: The weight.
         """
         key = name, weight.kind
@@ -220,11 +223,11 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
         return {}
 
     def weight_bytes(self, name: str, weight: Weight) -> int:
-        """Return the bytes of a weight, with all copies, scales and biases.
+        """Return the bytes of a weight in one layer, with all copies, scales and biases.
 
         Args:
-            name: Full name, such as `dense.q`.
-            weight: The complete weight, or the share of one rank.
+            name: Full name `kind.weight`, such as `dense.q`.
+            weight: The complete weight, or the share of one rank for the bytes on one GPU.
         """
         sides = weight.inputs, weight.outputs
         if weight.kind is not WeightKind.MATRIX:
@@ -242,7 +245,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @cached_property
     def vector_bytes(self) -> int:
-        """Return the bytes of one element of a vector or bias.
+        """Return the bytes of one element of a vector weight or bias, such as 2 for bf16.
 
         An element has the dtype of the model, unless a quantisation scheme covers vectors.
         """
@@ -251,12 +254,16 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def element_bytes(self) -> int:
-        """Return the bytes of one activation element, which has the dtype of the model."""
+        """Return the bytes of one activation element, in the dtype of the model: 2 for bf16."""
         return FORMATS[self.dtype].bits // 8
 
     @property
     def quantized_dtypes(self) -> list[str]:
-        """Return the compute dtype of each quantisation scheme's matrix products."""
+        """Return the dtype in which the matrices of each quantisation scheme are multiplied.
+
+        Example: ["fp8"] for one scheme with fp8 weights and activations. The model's dtype means
+        that weights are converted before the product, as in AWQ.
+        """
         return [stored_format(s.format).computes or self.dtype for s in self.schemes]
 
     @property
@@ -271,7 +278,8 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     def weights_label(self) -> str:
         """Return the printed name of the weight formats, such as `awq + bf16`.
 
-        It is the label of the first quantisation scheme if it has one, such as a GGUF file type.
+        If the first quantisation scheme has a label, such as the GGUF file type `q4_k_m`, it is
+        this label.
         """
         if self.schemes and self.schemes[0].label:
             return self.schemes[0].label
@@ -279,7 +287,7 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     @property
     def computed(self) -> str:
-        """Return the compute dtypes of quantised matrices, as text after `weights_label`.
+        """Return a remark on the compute dtypes of quantised matrices, for printed text.
 
         Example: ` (quantised matrices computed in fp8)`. The result is '' without quantised
         matrices. It is also '' for 4-bit activations, because not every GPU computes in fp4.

@@ -32,7 +32,9 @@ MLA = (512, 64, 128)
 
 
 def gpu_name(device: str) -> str:
-    """Return the preset name of a GPU, or `device` unchanged if there is no preset.
+    """Return the name of a GPU's preset, such as `h100-sxm`, for the name that its driver reports.
+
+    The result is `device` unchanged if there is no preset.
 
     Args:
         device: The vendor's name of the device, such as `NVIDIA H100 80GB HBM3`.
@@ -47,13 +49,14 @@ def _common_columns(op: str, device: str) -> Record:
 
 
 def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
-    """Return one row in the columns of the CSV format of measured rows for each measured case.
+    """Return the measured cases as rows of the CSV file that `kvcalc calibrate` reads.
 
-    A case gives no row if the CSV format does not have its operation.
+    Each row is a dictionary of one kernel's sizes and its measured time in microseconds. A case
+    gives no row if the CSV file has no columns for its operation, such as recurrence.
 
     Args:
-        results: Each measured case with its record. Generations have None in place of the case, and
-            give no row either.
+        results: Each measured case with its record of times. Generations have None in place of the
+            case, and give no row either.
     """
     rows = (_row(case, record) for case, record in results if case)
     return [row for row in rows if row]
@@ -102,13 +105,12 @@ def _row(case: Case, record: Record) -> Record:
 
 
 class RowFamily(NamedTuple):
-    """Candidate kernel calls of one kernel family, such as `gemm`, from which `plan_shapes`
-    selects.
+    """Candidate calls of one type of kernel, such as GEMM, from which `plan_shapes` selects.
 
     Attributes:
-        columns: CSV columns of the sizes of a call, such as m, n and k.
+        columns: Names of the sizes of a call, such as m, n and k. They are also CSV columns.
         shapes: Candidate calls, each with its sizes in the order of `columns`.
-        rows: Maximum number of calls to measure.
+        rows: Maximum number of calls that are selected and measured.
     """
 
     columns: tuple[str, ...]
@@ -157,12 +159,13 @@ FP8_MAX = 448.0  # maximum of torch.float8_e4m3fn
 
 
 class Shape(NamedTuple):
-    """One kernel call to time.
+    """One kernel call to time: an operation, its data type and its sizes.
 
     Attributes:
         op: Operation: gemm, decode_attention or prefill_attention.
         dtype: Data type of the operands, such as `bfloat16`.
-        counts: Sizes of the call in the order of the CSV columns, such as m, n and k of a GEMM.
+        counts: Sizes of the call: (m, n, k) of a GEMM, or (sequences, query heads, KV heads, head
+            width, tokens per sequence, window) of attention. The window is 0 for none.
     """
 
     op: str
@@ -170,10 +173,10 @@ class Shape(NamedTuple):
     counts: tuple[int, ...]
 
     def seconds(self, gpu: Gpu) -> float:
-        """Return the roofline bound of one call on `gpu`, in seconds.
+        """Return the minimum time of one call in seconds, by the roofline of `gpu`.
 
         Args:
-            gpu: The measured ceilings of the machine as a preset.
+            gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
         """
         dtype = f"{self.dtype}/{self.dtype}" if self.op == "prefill_attention" else self.dtype
         cost = cost_of(self.op, dtype, tuple(np.array([float(count)]) for count in self.counts))
@@ -191,14 +194,15 @@ class Shape(NamedTuple):
 
 
 def plan_shapes(machine: Machine, gpu: Gpu) -> list[Shape]:
-    """Return the kernel calls to measure for each kernel family and dtype.
+    """Return the kernel calls to measure, so that a time model can be fitted to this machine.
 
-    Only calls that fit in free memory and take at most 20 ms by their roofline bound are selected.
-    They are spaced evenly in the logarithm of the bound.
+    Candidates are GEMM, decode attention and prefill attention with sizes of real models. Calls
+    that do not fit in free memory are left out, as are calls of more than 20 ms by the roofline.
+    From the rest, calls are selected evenly in the logarithm of this time.
 
     Args:
         machine: The machine to measure on.
-        gpu: The machine's measured ceilings as a preset.
+        gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
     """
     kinds = [(op, "bfloat16") for op in FAMILIES]
     if machine.cuda and torch.cuda.get_device_capability(machine.device) >= (8, 9):
@@ -228,7 +232,9 @@ def measure_shapes(
     warn: Callable[[str], None],
     progress: Progress,
 ) -> Iterator[Record]:
-    """Yield one row in the columns of the CSV format of measured rows for each kernel call.
+    """Time kernel calls, and yield each as a row of the CSV file that `kvcalc calibrate` reads.
+
+    A row is a dictionary of the operation, its sizes and its measured time in microseconds.
 
     Args:
         shapes: Kernel calls to time.

@@ -30,8 +30,9 @@ MAX_COMPARED = 256  # tokens of the comparison with and without a cache
 
 
 def standard_model(heads: int) -> Model:
-    """Return a model with one MHA layer without an FFN, the layer that is measured if no model is
-    given.
+    """Return a model of one multi-head attention (MHA) layer without an FFN.
+
+    `kvcalc measure` measures this layer if the user names no model.
 
     Args:
         heads: Number of heads of width 128. The hidden size is heads · 128.
@@ -43,14 +44,14 @@ def standard_model(heads: int) -> Model:
 
 
 def variant_layers(base: Model, text: str) -> Model:
-    """Return a model with only the layers of an attention variant that are measured.
+    """Return a model with the layers that are measured for an attention variant.
 
-    The model has two layers if they share a cache, otherwise one layer.
+    It has one layer, or two layers if the variant shares one cache among layers (`cla`).
 
     Args:
-        base: Model of one layer, whose attention the variant replaces.
-        text: Name of the variant, such as `mla` or `window`, or the notation of `compare`, such as
-            `gqa:4`.
+        base: Model of one layer. The variant replaces its attention.
+        text: Name of the variant, such as `mla` or `window`, or a variant as the command `kvcalc
+            compare` takes it, such as `gqa:4` for 4 KV heads.
 
     Raises:
         UserError: The variant is unknown.
@@ -60,15 +61,15 @@ def variant_layers(base: Model, text: str) -> Model:
 
 
 def variant_model(model: Model, text: str) -> Model:
-    """Return `model` with an attention variant in every attention layer.
+    """Return a copy of `model` in which an attention variant replaces the attention of every layer.
 
     Args:
-        model: Model whose attention the variant replaces.
-        text: Name of the variant, such as `mla` or `window`, or the notation of `compare`, such as
-            `gqa:4`.
+        model: Model with attention layers.
+        text: Name of the variant, such as `mla` or `window`, or a variant as the command `kvcalc
+            compare` takes it, such as `gqa:4` for 4 KV heads.
 
     Raises:
-        UserError: The variant is unknown, or it changes the dtype of the cache.
+        UserError: The variant is unknown, or it changes the dtype of the cache or the form of MLA.
     """
     form = _form(model, text)
     if form == "recurrent":
@@ -89,8 +90,9 @@ def _form(model: Model, text: str) -> str:
 
 
 def base_of(model: Model) -> Model:
-    """Return a model with only the first attention layer of `model`, whose attention variants
-    replace.
+    """Return a model with only the first attention layer of `model`, without its FFN.
+
+    Attention variants are then put in place of this layer's attention and measured.
 
     Args:
         model: Model with at least one attention layer.
@@ -105,11 +107,11 @@ def base_of(model: Model) -> Model:
 
 
 def stacks_of(model: Model) -> dict[str, Model]:
-    """Return the models to measure, by the name of their kind of layer.
+    """Return one small model for each kind of layer of `model`, by the name of the kind.
 
-    Layers with equal fields are of one kind, such as `full` or `window`. Each model has one layer
-    of its kind, without FFN. If the layer reads another layer's cache, this other layer comes
-    before it.
+    A kind of layer, such as `full` or `window`, is measured once for all its layers. Each small
+    model has one layer of its kind, without FFN and norms. If this layer reads another layer's
+    cache, the other layer comes before it.
 
     Args:
         model: Model whose layers are measured.
@@ -159,13 +161,13 @@ def _recurrent(model: Model) -> Model:
 
 
 class Case(NamedTuple):
-    """One measurement: layers of a variant in one phase, with a context and a batch size.
+    """One measurement: an attention variant or kind of layer, in one phase and at one size.
 
     Attributes:
         variant: Printed name of the variant or the kind of layer.
         model: Model with only the layers to measure.
-        phase: `decode` writes token `context` after context − 1 cached tokens. `prefill` passes
-            `context` tokens into an empty cache.
+        phase: `decode` or `prefill`. A decode has one new token per sequence after context − 1
+            cached tokens. A prefill has `context` new tokens per sequence and an empty cache.
         batch_size: Number of sequences.
         context: Tokens of each sequence after the pass.
     """
@@ -183,21 +185,23 @@ class Case(NamedTuple):
 
     @property
     def new(self) -> int:
+        """Return the number of new tokens of each sequence: 1 in decode, the context in prefill."""
         return 1 if self.phase == "decode" else self.context
 
     @property
     def past(self) -> int:
+        """Return the number of tokens of each sequence that are cached before the pass."""
         return self.context - self.new
 
 
 def build_mixers(model: Model) -> list[Mixer]:
-    """Return the torch mixer (attention or recurrence) of each layer, in the order of the layers.
+    """Return the torch module of each layer's attention or recurrence, in the order of the layers.
 
     Args:
-        model: Model whose layers have one mixer each.
+        model: Model whose layers have one attention or recurrence each.
 
     Raises:
-        UserError: kvcalc has no torch layer for a mixer.
+        UserError: kvcalc has no torch module for a layer, or a layer has several.
     """
     mixers = []
     for kind in model.order:
@@ -214,10 +218,12 @@ def build_mixers(model: Model) -> list[Mixer]:
 
 
 class LayerStack:
-    """The torch mixers of a case in order, with random weights and inputs.
+    """The attention or recurrence of a case's layers in torch, with random weights and inputs.
+
+    Its methods run the layers in order, so that they can be timed.
 
     Args:
-        case: The layers, the phase and the sizes.
+        case: The layers, the phase, the batch size and the context.
         machine: The machine to measure on.
         dtype: Data type of weights and inputs: fp64, fp32, bf16 or fp16.
     """
@@ -231,16 +237,19 @@ class LayerStack:
         self.x = torch.randn(shape, device=machine.device).to(DTYPES[dtype])
 
     def caches(self) -> list[LayerCache]:
-        """Return one cache per layer. A layer that shares a cache gets the cache of its owner."""
+        """Return one new, empty cache per layer. Layers that share a cache get the same object."""
         case, x = self.case, self.x
         return model_caches(case.model, case.batch_size, case.context, x.dtype, x.device)
 
     def step(self, caches: Sequence[LayerCache]) -> Tensor:
-        """Run all layers and return the output: projections, cache write, attention or scan, output
-        projection.
+        """Run all layers once on the random inputs, and return the output of the last layer.
+
+        Each layer runs its projections, cache write, attention or scan, and output projection. The
+        output is [batch, new tokens, hidden size].
 
         Args:
-            caches: Caches that `caches` returned. They are overwritten.
+            caches: Caches that the method `caches` returned. Their rows of the new tokens are
+                overwritten.
         """
         return self._outputs(self.x, caches, self.case.past)
 
@@ -250,12 +259,12 @@ class LayerStack:
         return x
 
     def cache_error(self) -> float:
-        """Return the largest difference that the cache makes to the last token's output, as a
-        share.
+        """Return how much the last token's output differs with and without a cache, as a fraction.
 
-        One pass has all tokens and no cache. Another pass has one new token after cached tokens.
-        The largest absolute difference of their outputs is divided by the largest absolute output;
-        0 means equal outputs. At most 256 tokens of one sequence are used.
+        This checks the torch layers: with a correct cache the difference is only rounding. One pass
+        has all tokens and no cache. Another pass has one new token after cached tokens. The result
+        is the largest absolute difference of their outputs ÷ the largest absolute output. At most
+        256 tokens of one sequence are used.
         """
         model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)
         x = self.x.new_empty(1, tokens, model.hidden_size).normal_()
@@ -270,10 +279,10 @@ class LayerStack:
         return float((cached - whole).abs().max() / whole.abs().max())
 
     def core(self) -> Callable[[Sequence[LayerCache]], None]:
-        """Return a function that runs only the attention (or the scan) of each layer.
+        """Return a function that runs only the attention or scan of each layer, to time it.
 
-        The function takes the caches that `caches` returned. The projections are computed once,
-        before the function runs.
+        Its argument is the caches that the method `caches` returned. The projections are computed
+        once, before the function is returned, so that the function can be timed without them.
         """
         past = self.case.past
         prepared = [mixer.prepare(self.x, past) for mixer in self.mixers]
@@ -292,10 +301,11 @@ class AllocatorState(ctypes.Structure):
 
 
 def allocator_bytes(machine: Machine) -> int:
-    """Return the bytes that this process's memory allocator for torch tensors has in use.
+    """Return the bytes that torch tensors of this process use, by the memory allocator's count.
 
-    On a GPU this is torch's allocator, otherwise the allocator of the GNU C library. The result is
-    0 if torch uses another allocator, because its bytes are unknown.
+    On a GPU this is torch's allocator, otherwise the allocator of the GNU C library. The growth
+    between two calls is compared with the predicted cache size. The result is 0 if torch uses
+    another allocator on the CPU, because its bytes are unknown.
 
     Args:
         machine: The machine to measure on.

@@ -44,7 +44,7 @@ MIN_SHARE = 0.75  # one other process on two cores leaves two thirds
 
 
 class Machine(NamedTuple):
-    """The device to measure on.
+    """The GPU or CPU on which kvcalc measures times.
 
     Attributes:
         device: Torch device.
@@ -52,7 +52,7 @@ class Machine(NamedTuple):
         memory_bytes: Size of the GPU's memory, or of the system's memory for a CPU.
         cache_bytes: Size of the last-level cache (the L2 of a GPU).
         threads: CPU threads; 0 on a GPU.
-        sms: Streaming multiprocessors; on a CPU, its threads.
+        sms: Number of streaming multiprocessors; on a CPU, of its threads.
         share: Share of the CPU time of all cores, from 0 to 1, that this process can get.
     """
 
@@ -70,18 +70,20 @@ class Machine(NamedTuple):
 
     @property
     def clock(self) -> str:
-        """Return the name of the clock that measures times: events (GPU), cpu (one
-        thread) or wall.
+        """Return the name of the clock that measures times: `events`, `cpu` or `wall`.
+
+        `events` is CUDA events on a GPU. `cpu` is the CPU time of one thread, which other programs
+        do not affect. `wall` is the wall clock, for several CPU threads.
         """
         return "events" if self.cuda else "cpu" if self.threads == 1 else "wall"
 
     @property
     def columns(self) -> Record:
-        """Return the record keys that describe the machine: `device`, `threads`, `clock` and
-        `core_share`.
+        """Return the columns that describe the machine in a record of results.
 
-        `core_share` is the share of the CPU time of all cores, from 0 to 1, that this process can
-        get. On a GPU it is None.
+        They are `device` (name), `threads` (None on a GPU), `clock` and `core_share`. `core_share`
+        is the share of the CPU time of all cores, from 0 to 1, that this process can get. On a GPU
+        it is None.
         """
         return {
             "device": self.name,
@@ -91,15 +93,11 @@ class Machine(NamedTuple):
         }
 
     def now(self) -> float:
-        """Return the current time in seconds of `clock`. For CUDA events it is the wall clock's
-        time.
-        """
+        """Return the current time in seconds: CPU time if `clock` is `cpu`, otherwise wall time."""
         return time.thread_time() if self.clock == "cpu" else time.perf_counter()
 
     def free_bytes(self) -> int:
-        """Return the bytes that a measurement may use: 90 % of the free memory of the device or
-        system.
-        """
+        """Return the bytes that a measurement may use: 90% of the device's free memory."""
         if self.cuda:
             free = torch.cuda.mem_get_info(self.device)[0]
         else:
@@ -107,11 +105,11 @@ class Machine(NamedTuple):
         return int(free * 0.9)
 
     def copies(self, read_bytes: int, needed_bytes: int) -> int:
-        """Return how many copies of a call's data are needed so that each call reads its data from
-        memory.
+        """Return how many copies of its data a call needs so that it never reads from a cache.
 
-        The calls use the copies in turn, so a copy has left the caches before it is read again. All
-        copies take at most half of the free memory, and there are at most 64.
+        The calls use the copies in turn. All copies together are four times as large as the
+        last-level cache, so each call reads from memory. They take at most half of the free memory,
+        and there are at most 64.
 
         Args:
             read_bytes: Bytes of data that one call reads.
@@ -127,15 +125,15 @@ class Machine(NamedTuple):
 
 
 def find_machine(device: str, threads: int = 0) -> Machine:
-    """Return the device to measure on, with its name and sizes.
+    """Return the GPU or CPU on which kvcalc measures, with its name and sizes.
 
     Args:
         device: `cpu`, `cuda`, or `auto` for a GPU if there is one and otherwise the CPU.
-        threads: Number of CPU threads of torch; 0 for all cores, or for one if other programs use
-            the cores.
+        threads: Number of CPU threads of torch; 0 for all cores, or for one thread if other
+            programs use the cores.
 
     Raises:
-        UserError: There is no such GPU, or there are far fewer cores than threads.
+        UserError: There is no such GPU, or `threads` is more than four times the number of cores.
     """
     if device == "cuda" and not torch.cuda.is_available():
         hint = "Use the CPU, or a CUDA build of torch"
@@ -160,12 +158,11 @@ def find_machine(device: str, threads: int = 0) -> Machine:
 
 @cache
 def core_share(cores: int) -> float:
-    """Return the share of all cores, from 0 to 1, that this process gets; 1 if no other program
-    runs.
+    """Return the share of all CPU cores, from 0 to 1, that this process gets; 1 if it runs alone.
 
-    The share is CPU seconds ÷ (wall seconds · cores) of matrix products on all cores, measured
-    once. If the share is well below 1, several threads are slower than one, because each product
-    waits for its slowest thread.
+    It is measured once, with matrix products on all cores: CPU seconds ÷ (wall seconds · cores). If
+    it is well below 1, several threads are slower than one, because each product waits for its
+    slowest thread.
 
     Args:
         cores: Number of cores.
@@ -183,14 +180,18 @@ def core_share(cores: int) -> float:
 
 
 def seed_random(seed: int) -> None:
-    """Set the seed of torch's random weights and inputs."""
+    """Set the seed of torch's random weights and inputs, so that runs are repeatable.
+
+    Args:
+        seed: Any whole number.
+    """
     torch.manual_seed(seed)
 
 
 def load_note(machine: Machine) -> str:
-    """Return a warning if other programs use the CPU so much that times vary, otherwise ''.
+    """Return a warning for the user if other programs use the CPU so much that times vary.
 
-    On a GPU it is ''.
+    The result is '' if they do not, or on a GPU.
 
     Args:
         machine: The machine to measure on.
@@ -234,7 +235,7 @@ class Timing(NamedTuple):
     Attributes:
         median: Median seconds over all repeats.
         spread: (90th − 10th percentile) / median of the repeats; 0.05 is 5%.
-        graph: Whether a CUDA graph was replayed.
+        graph: Whether a CUDA graph was replayed, so that the time has no launches by the host.
     """
 
     median: float
@@ -243,13 +244,14 @@ class Timing(NamedTuple):
 
 
 def time_calls(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
-    """Return the time of one call, measured over repeats of all calls one after the other.
+    """Return the time of one call, as the median over repeats of all calls one after the other.
 
-    Calls on different inputs prevent that a call finds its data in the last-level cache. There are
-    at least five repeats, or three if they take longer than three times `seconds`.
+    If the calls use different inputs, no call finds its data in the last-level cache. On a GPU the
+    calls are captured in a CUDA graph if possible. There are at least five repeats, or three if
+    they take longer than three times `seconds`.
 
     Args:
-        calls: Functions that do equal work on different inputs.
+        calls: Functions that do equal work.
         machine: The machine to measure on.
         seconds: Approximate time to spend on all repeats.
     """
@@ -324,13 +326,13 @@ def _capture_graph(step: Step, machine: Machine) -> tuple[Step, bool]:
 
 
 class Ceilings(NamedTuple):
-    """Measured ceilings of a machine.
+    """The highest rates that simple operations reach on a machine, as the limits of its roofline.
 
     Attributes:
         copy_bytes_per_s: Bytes read plus bytes written by a copy, per second.
         read_bytes_per_s: Bytes per second if data is only read.
-        flops_per_s: FLOP/s of the best square product, by dtype.
-        launch_s: Seconds of the smallest operation, which are mostly its launch.
+        flops_per_s: Highest FLOP/s of a square matrix product, by dtype.
+        launch_s: Seconds of an operation on one element, which are mostly its launch.
     """
 
     copy_bytes_per_s: float
@@ -340,7 +342,7 @@ class Ceilings(NamedTuple):
 
     @property
     def bandwidth_bytes_per_s(self) -> float:
-        """Return the higher of the copy rate and the read rate, in bytes per second."""
+        """Return the memory bandwidth in bytes per second: the higher of copy and read rate."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
 
@@ -350,11 +352,11 @@ def measure_ceilings(
     progress: Callable[[str], None],
     seconds: float,
 ) -> Ceilings:
-    """Measure the machine's memory bandwidth, matrix rates and launch time, and return them.
+    """Measure the machine's memory bandwidth, matrix FLOP/s and launch time, and return them.
 
     Args:
         machine: The machine to measure on.
-        dtypes: Dtypes whose matrix rates are measured, such as `bf16`.
+        dtypes: Dtypes whose matrix FLOP/s are measured, such as `bf16`.
         progress: Receives the name of each measurement before it starts.
         seconds: Approximate time to spend on each measurement.
     """
@@ -370,11 +372,13 @@ def measure_ceilings(
 
 
 def bandwidth(machine: Machine, seconds: float) -> tuple[float, float]:
-    """Return the memory bytes per second of a copy (read and written) and of a pure read.
+    """Return the measured memory bandwidth in bytes per second: (of a copy, of a pure read).
+
+    The bytes of a copy are counted twice, as read and as written.
 
     Args:
         machine: The machine to measure on.
-        seconds: Approximate time to spend on each of them.
+        seconds: Approximate time to spend on each of the two.
     """
     size = min(max(256 << 20, 8 * machine.cache_bytes), machine.free_bytes() // 4, 4 << 30)
     source = torch.ones(size // 4096 // 4, 4096, device=machine.device)
@@ -387,7 +391,7 @@ def bandwidth(machine: Machine, seconds: float) -> tuple[float, float]:
 
 
 def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
-    """Return the FLOP/s of the best square matrix product.
+    """Return the highest measured FLOP/s of a square matrix product, over several sizes.
 
     Args:
         machine: The machine to measure on.
@@ -410,13 +414,15 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
 
 
 def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
-    """Return a GPU preset of this machine with the measured ceilings.
+    """Return this machine as a GPU preset, with its measured bandwidth and FLOP/s.
 
-    On a CPU, vector work has the fp32 rate, because the same units run vectors and products.
+    A GPU preset has the same form as the presets of known GPUs, so predictions can be made for the
+    machine. On a CPU, elementwise work has the fp32 rate, because the same units run vectors and
+    matrix products.
 
     Args:
         machine: The measured machine.
-        ceilings: The measured ceilings of the machine.
+        ceilings: The measured rates of the machine.
         name: Name of the preset.
     """
     source = Source(
@@ -442,13 +448,13 @@ def as_gpu(machine: Machine, ceilings: Ceilings, name: str = "measured") -> Gpu:
 
 
 def preset_path(name: str) -> Path:
-    """Return the path at which a new GPU preset is saved.
+    """Return the path of the file to which a new GPU preset is saved.
 
     Args:
         name: Name of the new preset.
 
     Raises:
-        UserError: The name is invalid or in use.
+        UserError: The name is invalid, or a preset with this name exists.
     """
     path = catalog.new_path("gpus", name)
     try:

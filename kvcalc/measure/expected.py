@@ -36,12 +36,12 @@ KEY_BLOCK = 512  # keys per block of torch's fused attention on a CPU
 
 
 class Bound(NamedTuple):
-    """Roofline bound of several operators under the measured ceilings.
+    """Minimum time of several operators by the measured roofline of the machine.
 
     Attributes:
-        seconds: Sum of the operators' minimum seconds.
-        limit: The limiting resource of most of the time: memory or compute.
-        bytes: Bytes that all operators together move.
+        seconds: Sum of the operators' minimum times, in seconds.
+        limit: `memory` or `compute`, whichever limits operators with the larger part of this time.
+        bytes: Bytes that all operators together read and write.
         flops: Matrix FLOPs of all operators together.
     """
 
@@ -52,11 +52,11 @@ class Bound(NamedTuple):
 
 
 def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
-    """Return the roofline bound of operators that run one after the other.
+    """Return the minimum time of operators that run one after the other, by the roofline.
 
     Args:
-        operators: The operators.
-        gpu: The measured ceilings as a preset.
+        operators: The operators, such as those of one forward pass.
+        gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
     """
     points = roofline(operators, gpu)
     cost = total(operators)
@@ -64,7 +64,9 @@ def bound_of(operators: Sequence[Operator], gpu: Gpu) -> Bound:
 
 
 class OperationCount(TorchDispatchMode):
-    """Context that counts the torch operations that run in it, including views.
+    """Context manager that counts the torch operations that run inside it, including views.
+
+    The host needs a fixed time for each operation, so the count gives the host's time.
 
     Attributes:
         calls: Number of operations so far.
@@ -82,6 +84,8 @@ class OperationCount(TorchDispatchMode):
 def count_operations(step: Callable[[], object]) -> int:
     """Run a function once, and return the number of torch operations that it runs, including views.
 
+    The count gives the time that the host needs to launch them.
+
     Args:
         step: Function without arguments, such as one decode step.
     """
@@ -91,16 +95,18 @@ def count_operations(step: Callable[[], object]) -> int:
 
 
 class MachineRates(NamedTuple):
-    """Rates of this machine during a measurement.
+    """Times of basic operations on this machine, from which a forward pass's time is predicted.
+
+    They are measured together with the passes, so that other load affects both equally.
 
     Attributes:
         rows: Ascending numbers of rows of the timed matrix products x [rows, k] · W [k, n].
-        product_s: Seconds per element of W, for each number of rows.
+        product_s: Seconds of a product per element of W, for each of `rows`.
         attention_s: Seconds per element of keys and values in attention of one new token, by the
             number of query heads per KV head.
         vector_s: Seconds per vector FLOP of an activation function.
-        host_s: Seconds of the host per torch operation.
-        gpu: The measured ceilings as a preset.
+        host_s: Seconds that the host needs per torch operation, to launch it.
+        gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
         is_cuda: Whether the host launches kernels ahead of the device.
     """
 
@@ -115,8 +121,8 @@ class MachineRates(NamedTuple):
     def product_seconds(self, rows: float, elements: float) -> float:
         """Return the predicted seconds of one matrix product x · W.
 
-        Between measured numbers of rows the time is linear. Above the largest it grows with the
-        rows. Below the smallest it is constant.
+        They are interpolated between the measured numbers of rows. Above the largest number they
+        grow in proportion to the rows. Below the smallest they are constant.
 
         Args:
             rows: Number of rows of x.
@@ -126,7 +132,10 @@ class MachineRates(NamedTuple):
         return per_element * elements * max(1.0, rows / self.rows[-1])
 
     def pass_seconds(self, operators: Sequence[Operator], calls: int) -> float:
-        """Return the predicted seconds of a pass through the torch layers.
+        """Return the predicted seconds of a forward pass through the torch layers of this package.
+
+        On a CPU, the times of the host and of the kernels add up. On a GPU the longer of the two
+        counts, because the host launches kernels ahead.
 
         Args:
             operators: Operators of the pass.
@@ -174,12 +183,12 @@ class MachineRates(NamedTuple):
 
 
 def heads_per_key(shape: AttentionShape, absorbed: bool) -> int:
-    """Return the number of query heads that read one key.
+    """Return the number of query heads that read one cached key: 4 for 32 query and 8 KV heads.
 
     Args:
         shape: Shape of the attention.
-        absorbed: Whether latent attention runs in the absorbed form, in which all heads read one
-            latent.
+        absorbed: Whether latent attention (MLA) runs in the absorbed form, in which all heads read
+            one latent. In the expanded form each head has its own key.
     """
     if shape.kv_heads:
         return shape.heads // shape.kv_heads
@@ -187,10 +196,12 @@ def heads_per_key(shape: AttentionShape, absorbed: bool) -> int:
 
 
 def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
-    """Return all numbers of query heads that read one key, in the attention of these operators.
+    """Return the distinct numbers of query heads that read one cached key, over all operators.
+
+    `RateSampler` times attention for each of these numbers.
 
     Args:
-        operators: Operators of one or several passes.
+        operators: Operators of one or several passes. Only attention operators count.
     """
     return {
         heads_per_key(operator.shape, operator.form == "absorbed")
@@ -200,18 +211,20 @@ def all_heads_per_key(operators: Iterable[Operator]) -> set[int]:
 
 
 class RateSampler:
-    """Takes samples of the machine's rates between the measured steps.
+    """Times basic operations on this machine, between the steps that are measured.
 
-    A matrix product is x [rows, k] · W. The products use the matrices of one layer after the other,
-    so each use reads its weights from memory.
+    A sample has one time for each operation. The medians over all samples predict the time of the
+    steps. Matrix products x [rows, k] · W use the matrices of one layer after the other, so each
+    product reads its weights from memory.
 
     Attributes:
         machine: The machine to measure on.
         rows: Numbers of rows of x for which products are timed, ascending.
         layers: Weight matrices W of each layer.
         heads: Numbers of query heads per key for which attention is timed.
-        samples: One list of rates for each sample: seconds per vector FLOP, host seconds per torch
-            operation, products, attention.
+        samples: One list of times for each sample: seconds per vector FLOP, host seconds per torch
+            operation, seconds per element of W for each of `rows`, and seconds per element of keys
+            and values for each of `heads`.
     """
 
     def __init__(
@@ -247,7 +260,7 @@ class RateSampler:
         self.samples: list[list[float]] = []
 
     def sample(self) -> None:
-        """Take one sample of each rate, and append it to `samples`."""
+        """Time each basic operation once, and append the times to `samples`."""
         with torch.no_grad():
             activation = time_once(lambda: F.gelu(self.x, approximate="tanh"), self.machine)
             vector_s = activation / (ACTIVATION_ELEMENTS * ACTIVATION_FLOPS)
@@ -260,10 +273,10 @@ class RateSampler:
         self.samples.append([vector_s, statistics.median(hosts), *products])
 
     def rates(self, gpu: Gpu) -> MachineRates:
-        """Return the median of each rate over all samples.
+        """Return the median of each time over all samples.
 
         Args:
-            gpu: The measured ceilings as a preset.
+            gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
         """
         columns = zip(*self.samples, strict=True)
         vector_s, host_s, *products = (statistics.median(column) for column in columns)

@@ -39,12 +39,13 @@ Progress = Callable[[str, int], None]  # (next step, number of finished steps)
 
 
 class Mode(NamedTuple):
-    """One way in which tokens are generated.
+    """One way to generate tokens: with or without a KV cache, and where the LM head runs.
 
     Attributes:
         name: `cached`, which passes one new token in each step after the first, or `uncached`,
             which passes all tokens in each step.
-        head: Positions on which the LM head runs: `last` or `all`.
+        head: Tokens for which the LM head computes logits: `last` (the last token of each
+            sequence) or `all` (all tokens of the step).
     """
 
     name: str
@@ -80,29 +81,30 @@ class GenerationRequest(NamedTuple):
 
     @property
     def tokens(self) -> int:
+        """Return the number of tokens of each sequence at the end: prompt and generated tokens."""
         return self.prompt_len + self.new_tokens
 
     @property
     def steps(self) -> int:
-        """Return the number of passes of the generation, summed over its three modes.
+        """Return the number of forward passes in the generation, over its three modes.
 
         The modes are: with a cache; without; and without, but with the LM head on all positions.
+        Each needs one pass per new token.
         """
         return self.new_tokens * len(MODES)
 
     @property
     def cache_bytes(self) -> int:
-        """Return the predicted bytes of the KV cache of all layers and sequences after the last
-        token.
-        """
+        """Return the predicted bytes of the KV cache at the end, for all layers and sequences."""
         precision = Precision(self.dtype)
         return cache_size(self.model, self.tokens, self.batch_size, precision).stored
 
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
-        """Return the operators of one step.
+        """Return the operators of one step, which is the forward pass that gives one new token.
 
-        With a cache, the first step has the prompt and later steps have one token. Without a cache,
-        every step has all tokens. MLA is absorbed for one new token and expanded otherwise.
+        With a cache, the first step processes the prompt and each later step one token per
+        sequence. Without a cache, every step processes all tokens so far. MLA is absorbed for one
+        new token and expanded otherwise.
 
         Args:
             mode: Whether there is a cache, and on which positions the LM head runs.
@@ -121,23 +123,25 @@ class GenerationRequest(NamedTuple):
 
     @property
     def rows(self) -> set[int]:
-        """Return the numbers of rows of x for which matrix products x · W must be timed.
+        """Return the numbers of rows of x for which matrix products x · W are timed.
 
-        A prediction interpolates between these numbers.
+        A row is a token. The set covers the smallest and the largest step, and times of other steps
+        are interpolated.
         """
         lengths = 1, self.prompt_len, self.tokens - 1
         return {*FEW_ROWS, *(self.batch_size * tokens for tokens in lengths)}
 
 
 def check(request: GenerationRequest, machine: Machine) -> None:
-    """Check that a generation can run on this machine.
+    """Check that a model can generate on this machine.
 
     Args:
-        request: The generation.
+        request: The model, the lengths and the batch size.
         machine: The machine to measure on.
 
     Raises:
-        UserError: The model has too few positions, or the generation does not fit in memory.
+        UserError: The model has fewer position embeddings than the request has tokens, or the
+            generation does not fit in memory.
     """
     model = request.model
     if model.position_embeddings and request.tokens - 1 > model.position_embeddings:
@@ -156,12 +160,12 @@ def check(request: GenerationRequest, machine: Machine) -> None:
 
 
 class GenerationRun:
-    """One generation in one mode, in progress.
+    """One generation in one mode, whose steps are run and timed one by one.
 
     Attributes:
-        request: The generation.
+        request: The model, the lengths and the batch size.
         mode: Whether there is a cache, and on which positions the LM head runs.
-        decoder: The decoder in torch.
+        decoder: The whole model in torch, with random weights.
         machine: The machine to measure on.
         tokens: Token ids of prompts and generated tokens, [batch_size, prompt_len + new_tokens].
         cache: One cache per layer; None without a cache.
@@ -209,11 +213,14 @@ class GenerationRun:
         self.seconds.append(time_once(write_token, self.machine))
 
     def record(self, steps: int, rates: MachineRates) -> Record:
-        """Return the record of the first `steps` steps: measured times, predictions and bounds.
+        """Return the results of the first `steps` steps as a dictionary.
+
+        It has measured seconds, predicted seconds, minimum seconds by the roofline, and cache
+        bytes.
 
         Args:
             steps: Number of steps, at least 1.
-            rates: Rates of the machine, from which times are predicted.
+            rates: Measured times of basic operations, from which step times are predicted.
         """
         request, mode, machine = self.request, self.mode, self.machine
         measured = self.seconds[:steps]
@@ -256,16 +263,16 @@ def run_generation(
     progress: Progress,
     done: int = 0,
 ) -> Iterator[Record]:
-    """Yield one record for each of three modes: with a cache; without a cache; and without a cache
-    but with the LM head on all positions.
+    """Run and time a generation in three modes, and yield one record of results for each mode.
 
-    If Ctrl-C interrupts, yield records of the tokens that all modes have generated, then raise
-    KeyboardInterrupt.
+    The modes are: with a cache; without; and without, but with the LM head on all positions. Their
+    steps alternate, so that other load affects all modes equally. If Ctrl-C interrupts, yield
+    records of the tokens that all modes have generated, then raise KeyboardInterrupt.
 
     Args:
-        request: The generation.
+        request: The model, the lengths and the batch size.
         machine: The machine to measure on.
-        gpu: The measured ceilings as a preset.
+        gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
         progress: Receives the name of the next step and the number of finished steps.
         done: Number of steps that earlier generations have finished. The progress continues from
             this number.

@@ -54,10 +54,10 @@ Result = tuple[Case | None, Record]
 
 
 class MeasureSettings(NamedTuple):
-    """Settings of all measured cases.
+    """Settings that apply to all measured cases: the data type and the time to spend.
 
     Attributes:
-        dtype: Data type of weights, products and cache: fp64, fp32, bf16 or fp16.
+        dtype: Data type of weights, matrix products and cache: fp64, fp32, bf16 or fp16.
         seconds: Approximate seconds to spend on each measurement of a case.
     """
 
@@ -68,19 +68,20 @@ class MeasureSettings(NamedTuple):
         """Return the predicted bytes of the KV cache of a case, for all its layers and sequences.
 
         Args:
-            case: The layers, the phase and the sizes.
+            case: The layers, the phase, the batch size and the context.
         """
         precision = Precision(self.dtype)
         return cache_size(case.model, case.context, case.batch_size, precision).stored
 
 
 def operators_of(case: Case, dtype: str) -> list[Operator]:
-    """Return the operators of one pass of a case. MLA is absorbed in decode and expanded in
-    prefill.
+    """Return the operators of one forward pass through the layers of a case.
+
+    MLA is absorbed for one new token and expanded otherwise. Embedding and LM head are left out.
 
     Args:
-        case: The layers, the phase and the sizes.
-        dtype: Data type of weights, products and cache.
+        case: The layers, the phase, the batch size and the context.
+        dtype: Data type of weights, matrix products and cache.
     """
     form = "absorbed" if case.new == 1 else "expanded"
     batch = Batch.prefill(case.new, case.batch_size, case.past)
@@ -89,11 +90,12 @@ def operators_of(case: Case, dtype: str) -> list[Operator]:
 
 
 def needed_bytes(case: Case, settings: MeasureSettings) -> int:
-    """Return the memory bytes that a case needs: weights, cache, and estimated intermediate
-    tensors.
+    """Return the bytes of memory that measuring a case needs, to check whether it fits.
+
+    They are weights, cache, and an estimate of intermediate tensors.
 
     Args:
-        case: The layers, the phase and the sizes.
+        case: The layers, the phase, the batch size and the context.
         settings: Data type and time to spend.
     """
     model, tokens = case.model, case.batch_size * case.new
@@ -107,8 +109,10 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Return the record of one measured case: times, predictions and bounds of the complete layers.
-    Keys with the prefix `attention_` describe only the attention (or scan) of these layers.
+    """Measure one case, and return its times, predictions and bounds as a dictionary.
+
+    Keys with the prefix `attention_` describe only the attention or scan, and all others the
+    complete layers. `ceilings` has the measured bandwidth and FLOP/s of this machine.
     """
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     layer = operators_of(case, dtype)
@@ -159,10 +163,8 @@ def measure(
         "allocated_bytes": storage_bytes(first),
         "allocator_bytes": bytes_after - bytes_before or None,
         "bandwidth_bytes_per_s": ceilings.bandwidth_bytes_per_s,
-        "copy_bytes_per_s": ceilings.copy_bytes_per_s,
-        "read_bytes_per_s": ceilings.read_bytes_per_s,
+        **ceilings._asdict(),
         "flops_per_s": ceilings.flops_per_s[dtype],
-        "launch_s": ceilings.launch_s,
     }
 
 
@@ -202,17 +204,17 @@ def measure_cases(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield each case that fits in memory, with its record.
+    """Measure the cases that fit in memory, and yield each with its results as a dictionary.
 
-    After a case of the variant `mha`, the records of other variants with the same phase, batch size
-    and context have their speed-up over `mha`.
+    After a case of the variant `mha`, the results of other variants with the same phase, batch size
+    and context also have their speed-up over `mha`.
 
     Args:
         cases: Cases to measure.
         settings: Data type and time to spend.
         machine: The machine to measure on.
         warn: Receives a message for each case that does not fit.
-        ceilings: Measured ceilings of the machine.
+        ceilings: Measured bandwidth, FLOP/s and launch time of the machine.
         progress: Receives the name of the next case and the number of finished cases.
     """
     mha: dict[Any, Record] = {}
@@ -248,14 +250,15 @@ def run_generations(
     ceilings: Ceilings,
     progress: Progress,
 ) -> Iterator[Result]:
-    """Yield (None, record) for each generation and each of its three modes.
+    """Run and time generations, and yield (None, results) for each of them in each of three modes.
 
-    None is in the place of a case, so that results have the form that `measure_cases` yields.
+    The modes are: with a cache; without; and without, but with the LM head on all positions. None
+    is in the place of a case, so that results have the form that `measure_cases` yields.
 
     Args:
         requests: Generations to measure.
         machine: The machine to measure on.
-        ceilings: Measured ceilings of the machine.
+        ceilings: Measured bandwidth, FLOP/s and launch time of the machine.
         progress: Receives the name of the next step and the number of finished steps.
     """
     gpu = as_gpu(machine, ceilings)
@@ -285,7 +288,7 @@ CONTEXTS = {
 
 
 def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSettings:
-    """Return the settings of a measurement, with defaults that depend on the device.
+    """Return the settings of a measurement, with the defaults of the device filled in.
 
     Args:
         machine: The machine to measure on.
@@ -306,15 +309,16 @@ def measure_settings(machine: Machine, dtype: str, seconds: float) -> MeasureSet
 
 
 def stacks(model: Model | None, variants: Sequence[str], machine: Machine) -> dict[str, Model]:
-    """Return the models whose layers are measured, by printed name.
+    """Return the small models whose layers are measured, by printed name.
 
-    Without variants there is one for each kind of layer in `model`. With variants there is one for
-    each variant.
+    Without variants there is one model for each kind of layer in `model`. With variants there is
+    one model for each attention variant, in which it replaces the attention of the first layer.
 
     Args:
-        model: Model whose layers are measured or replaced; None for a standard MHA layer, which
-            gives all variants by default, such as mha, gqa and mla.
-        variants: Names of attention variants, also several in one text, separated by commas.
+        model: Model whose layers are measured or replaced; None for a standard layer with
+            multi-head attention (MHA). If also `variants` is empty, all standard variants are
+            measured, such as mha, gqa and mla.
+        variants: Names of attention variants. One text may have several, separated by commas.
         machine: The machine to measure on, which sets the size of the standard layer.
     """
     names = _names(variants)
@@ -331,17 +335,17 @@ def plan_cases(
     contexts: Sequence[int],
     batches: Sequence[int],
 ) -> list[Case]:
-    """Return the cases to measure, in the order variant, phase, batch size, context.
+    """Return the cases to measure: every combination of model, phase, batch size and context.
 
     Args:
-        models: Models by printed name, as `stacks` returns them.
+        models: Small models by printed name of the variant or kind of layer, from `stacks`.
         phase: `decode`, `prefill` or `both`.
         machine: The machine to measure on.
         contexts: Tokens of each sequence; empty for the device's defaults.
         batches: Batch sizes; empty for the device's defaults.
 
     Raises:
-        UserError: kvcalc has no torch layer for a layer.
+        UserError: kvcalc cannot run one of the layers in torch.
     """
     device = machine.device.type
     cases = []
@@ -366,12 +370,12 @@ def generation_requests(
     dtype: str,
     machine: Machine,
 ) -> list[GenerationRequest]:
-    """Return one generation for each decoder, prompt length and batch size.
+    """Return the generations to measure: all combinations of variant, prompt length, batch size.
 
     Args:
         model: Model to build; None for GPT-2 small.
-        variants: Attention variants of the model, each of which gives one decoder. Empty for the
-            model itself.
+        variants: Attention variants, each of which replaces the model's attention in turn. One text
+            may have several, separated by commas. Empty for the model itself.
         prompt_lens: Prompt tokens of each sequence.
         new_tokens: Generated tokens of each sequence.
         batch_sizes: Numbers of sequences; empty for 1.
@@ -379,8 +383,8 @@ def generation_requests(
         machine: The machine to measure on.
 
     Raises:
-        UserError: A variant is unknown, kvcalc has no torch layer for a layer, or a generation does
-            not fit in memory.
+        UserError: A variant is unknown, kvcalc cannot run one of the layers in torch, or a
+            generation does not fit in memory.
     """
     model = model or load_model("gpt2")
     model = replace(model, quantization=(), kv_cache_dtype=None)

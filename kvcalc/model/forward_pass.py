@@ -37,22 +37,22 @@ def forward(
     all_positions: bool = False,
     stage: int | None = None,
 ) -> tuple[Operator, ...]:
-    """Return the operators of one forward pass on one GPU, for one pipeline stage.
+    """Return the operators of one forward pass on one GPU of one pipeline stage, with their costs.
 
-    Operators of equal layers occur once, with the number of layers in their `count`. Each
-    data-parallel rank processes its share of every group of the batch.
+    Equal layers share their operators: the field `count` has the number of runs. The GPU processes
+    its data-parallel share of every group of the batch.
 
     Args:
         model: The model.
-        batch: Sequences of one replica, over all data-parallel ranks.
-        precision: Requested formats of weights, products and KV cache.
-        parallelism: Number of ranks of each kind.
-        mla_form: Form of latent attention: `auto`, `absorbed` or `expanded`. `auto` uses the form
-            with fewer FLOPs for each group of equal sequences.
+        batch: All sequences of one replica, over all data-parallel ranks.
+        precision: Requested formats of weights, matrix products and KV cache.
+        parallelism: Number of ranks of each kind of parallelism.
+        mla_form: Form of latent attention (MLA): `auto`, `absorbed` or `expanded`. `auto` uses the
+            form with fewer FLOPs for each group of equal sequences.
         all_positions: Whether the LM head runs for every new token, not only for the last token of
             each sequence.
-        stage: Index of the pipeline stage; None for the stage with the most bytes of weights and
-            cache.
+        stage: Index of the pipeline stage, from 0; None for the stage with the most bytes of
+            weights and of the cache of one token.
 
     Raises:
         UserError: The parallelism does not divide the model, or the stage or form is unknown.
@@ -83,18 +83,19 @@ def through_layers(
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:
-    """Return the operators of one forward pass through all layers of the model.
+    """Return the operators of one forward pass through all pipeline stages, with one GPU's costs.
 
-    The costs of an operator are the share of one GPU. The list joins the operators of all pipeline
-    stages, with embedding and LM head. It has no transfers between stages.
+    The list has the embedding, all layers and the LM head, so its times add up to the latency of
+    the pass without the transfers between stages. The cost of each operator is that of one GPU of
+    its stage, after division over tensor-parallel and expert-parallel ranks.
 
     Args:
         model: The model.
-        batch: Sequences of one replica, over all data-parallel ranks.
-        precision: Requested formats of weights, products and KV cache.
-        parallelism: Number of ranks of each kind.
-        mla_form: Form of latent attention: `auto`, `absorbed` or `expanded`. `auto` uses the form
-            with fewer FLOPs for each group.
+        batch: All sequences of one replica, over all data-parallel ranks.
+        precision: Requested formats of weights, matrix products and KV cache.
+        parallelism: Number of ranks of each kind of parallelism.
+        mla_form: Form of latent attention (MLA): `auto`, `absorbed` or `expanded`. `auto` uses the
+            form with fewer FLOPs for each group of equal sequences.
         all_positions: Whether the LM head runs for every new token, not only for the last token of
             each sequence.
 
@@ -116,18 +117,19 @@ def between_stages(
     parallelism: Parallelism,
     times: tuple[int, int] | None = None,
 ) -> list[Operator]:
-    """Return the operators with which one GPU sends hidden states to the next pipeline stage.
+    """Return the operators that send hidden states from pipeline stages to the next stages.
 
-    They send the hidden states of all new tokens of the batch. One operator has the transfers
-    within a node, and one has the transfers to another node. The list is empty without transfers.
+    There is at most one operator for transfers within a node and one for transfers to another node.
+    Its `count` is the number of transfers, and its cost is what one GPU sends in one transfer: the
+    hidden states of all new tokens on its data-parallel rank. The list is empty without transfers.
 
     Args:
         model: The model.
-        batch: Sequences of one replica, over all data-parallel ranks.
-        precision: Requested formats of weights, products and KV cache.
-        parallelism: Number of ranks of each kind.
-        times: Number of transfers (within a node, to another node); None for one after each stage
-            except the last.
+        batch: All sequences of one replica, over all data-parallel ranks.
+        precision: Requested formats of weights, matrix products and KV cache.
+        parallelism: Number of ranks of each kind of parallelism.
+        times: Numbers of transfers (within a node, to another node); None for one transfer after
+            each stage except the last.
     """
     if times is None:
         times = handings(parallelism, range(parallelism.pp - 1))
@@ -176,11 +178,13 @@ def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
 
 
 def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
-    """Return how many pipeline stages send within their node, and how many to another node.
+    """Return how many of some pipeline stages send within their node, and how many to another node.
+
+    A stage sends the hidden states of its last layer to the next stage.
 
     Args:
         ranks: Number of ranks, and of GPUs per node.
-        stages: Indices of the sending stages.
+        stages: Indices of the sending stages, from 0.
     """
     away = [leaves_node(ranks, stage) for stage in stages]
     return away.count(False), away.count(True)
@@ -189,11 +193,12 @@ def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
     """Return whether a pipeline stage sends hidden states to another node.
 
-    It does if any GPU of the next stage is outside the node of the stage's first GPU.
+    It does if any GPU of the next stage is outside the node of this stage's first GPU. Examples:
+    with 8 GPUs per node and stages of 4 GPUs, stage 0 sends within its node and stage 1 does not.
 
     Args:
         ranks: Number of ranks, and of GPUs per node.
-        stage: Index of the sending stage.
+        stage: Index of the sending stage, from 0.
     """
     wide = ranks.stage_gpus
     return (

@@ -50,12 +50,13 @@ Stored = tuple[str, tuple[tuple[str, str], ...]]
 def stored_by_mix(model: Model, mix: str, imatrix: bool) -> Model:
     """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
-    The result is computed once per model.
+    llama.cpp gives the tensors of one file different types, which depend on tensor and layer. The
+    result has these types as its quantisation schemes. It is computed once per model.
 
     Args:
-        model: A model whose tensors in llama.cpp are known.
+        model: A model of an architecture whose tensors in llama.cpp are known to kvcalc.
         mix: A GGUF file type such as `q4_k_m`, which mixes tensor types.
-        imatrix: Whether the file was made with an importance matrix.
+        imatrix: Whether the file was made with an importance matrix, which changes some types.
 
     Raises:
         UserError: llama.cpp's tensors of the model are unknown.
@@ -221,17 +222,19 @@ def with_stored_formats(
     vectors: str,
     buffers: int,
 ) -> Model:
-    """Return the model with the storage format of each weight in each layer.
+    """Return the model with a given storage format for each weight in each layer.
 
-    A kind of layer is split into several kinds if its layers store their weights in different
-    formats. The field `quantization` of the result has one scheme for each format.
+    If layers of one kind store their weights in different formats, the result has several kinds in
+    place of this kind. The field `quantization` of the result has one scheme for each format.
 
     Args:
         model: The model.
-        stored: Layer index → (weight name, format name) pairs; −1 for weights outside the layers.
+        stored: Index of a layer → (weight name, format name) pairs, such as ("q", "q4_k"). Index −1
+            has the weights outside the layers.
         label: Printed name of the storage, such as `q4_k_m`.
-        vectors: Format of norms and biases, and of routers and tables that `stored` does not list.
-        buffers: Bytes of the file in addition to the parameters.
+        vectors: Name of the format of norms and biases, and of routers and tables that `stored`
+            does not list.
+        buffers: Bytes that the file has in addition to its parameters, such as rotary factors.
     """
     keys = [(kind, stored[layer]) for layer, kind in enumerate(model.order)]
     names = _names(keys)

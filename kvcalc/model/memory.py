@@ -27,9 +27,10 @@ from kvcalc.units import MAX_TOKENS
 
 
 def windows(model: Model) -> dict[int, int]:
-    """Return the number of layers with each sliding window, by window in tokens.
+    """Return the number of layers with each sliding window: window in tokens → layers.
 
-    The key 0 counts the layers without a window. Layers with only an FFN are not counted.
+    The key 0 counts the layers without a window. Layers that are only an FFN do not count.
+    Example: {512: 5, 0: 1}.
     """
     layers: dict[int, int] = {}
     for kind, count in model.counts.items():
@@ -41,10 +42,10 @@ def windows(model: Model) -> dict[int, int]:
 
 
 def receptive_field(model: Model) -> int | None:
-    """Return the maximum distance in tokens at which an earlier token can affect the output.
+    """Return the maximum distance in tokens from which an earlier token can affect the output.
 
-    It is the sum of the sliding windows of all layers. The result is None if a layer has no window,
-    or if the model has no attention.
+    It is the sum of the sliding windows of all layers, because each layer passes information on by
+    one window. The result is None if a layer has no window, or if the model has no attention.
     """
     layers = windows(model)
     if not layers or 0 in layers:
@@ -53,10 +54,11 @@ def receptive_field(model: Model) -> int | None:
 
 
 def reach_line(model: Model) -> str:
-    """Return a sentence with the receptive field as a sum of windows over layers.
+    """Return a line of text with the receptive field: `receptive field L·w: 32 × 4,096 = …`.
 
-    The receptive field is the distance in tokens at which an earlier token can affect the output.
-    The sentence is '' for a model without sliding windows.
+    The receptive field is the maximum distance in tokens from which an earlier token can affect the
+    output: the number of layers times their sliding window. The line is '' for a model without
+    sliding windows.
     """
     layers = windows(model)
     num_unlimited = layers.pop(0, 0)
@@ -77,15 +79,16 @@ def reach_line(model: Model) -> str:
 
 
 class CacheSize(msgspec.Struct, frozen=True):
-    """Bytes of the KV cache and recurrent states on one GPU.
+    """Bytes of the KV cache and recurrent states on one GPU, for sequences of equal length.
 
     Attributes:
         stored: Bytes that all sequences on the GPU store.
         read: Bytes that one decode step of these sequences reads.
-        allocated: `stored` after rounding up each sequence to whole cache blocks.
-        fixed: Part of one sequence's stored bytes that no longer grows: full windows and states.
-        slope: Bytes that one more token of one sequence adds on average. It is a float only if it
-            is not a whole number.
+        allocated: Bytes that a paged cache allocates: `stored` with each sequence rounded up to
+            whole cache blocks.
+        fixed: Bytes of one sequence that more tokens do not change: full windows and states.
+        slope: Bytes that one more token adds to one sequence, on average. It is a float only if
+            it is not a whole number.
     """
 
     stored: int
@@ -96,14 +99,14 @@ class CacheSize(msgspec.Struct, frozen=True):
 
 
 class LayerRows(NamedTuple):
-    """One cache entry, such as keys, in all layers of one kind on one GPU.
+    """What all layers of one kind cache for one cache entry, such as keys, on one GPU.
 
     Attributes:
         entry: The cache entry of one layer.
         row_bytes: Bytes of one row in one layer, with its scales.
         stored_layers: Number of layers that store the entry.
         read_layers: Number of layers that read the entry, including layers that store it.
-        spread: Number of decode-context-parallel ranks that divide the entry's tokens.
+        spread: Number of decode-context-parallel ranks among which the entry's tokens are divided.
     """
 
     entry: CacheEntry
@@ -121,18 +124,19 @@ def cache_size(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> CacheSize:
-    """Return the bytes of the KV cache on the GPU with the most weights and cache.
+    """Return the bytes of the KV cache on one GPU, the one with the most weights and cache.
 
     Stored bytes are sequences · Σ layers · rows(context) · heads · bytes per row and head. The sum
-    is over all cache entries.
+    is over all cache entries, such as keys and values. Sequences, layers and heads are those of
+    this GPU.
 
     Args:
         model: The model.
         context: Tokens of each sequence in the cache.
         batch_size: Number of sequences, over all data-parallel ranks.
-        precision: Requested formats.
-        block_size: Tokens of a cache block.
-        parallelism: Number of ranks.
+        precision: Requested formats of weights and KV cache.
+        block_size: Tokens of a cache block, for the allocated bytes.
+        parallelism: Number of ranks of each kind of parallelism.
 
     Raises:
         UserError: A length, batch or block is not a whole number from 1 to 10^12, or the
@@ -153,13 +157,15 @@ def cache_size(
 def stage_rows(
     model: Model, stage: Stage, formats: Formats, parallelism: Parallelism
 ) -> list[LayerRows]:
-    """Return every cache entry of a pipeline stage's layers, with its bytes per row on one GPU.
+    """Return what a stage's layers cache on one GPU: entries, numbers of layers, bytes of a row.
+
+    `size_of` and `stored_bytes` compute the cache size for any context from this list.
 
     Args:
         model: The model.
         stage: The pipeline stage.
         formats: Formats of weights and cache.
-        parallelism: Number of ranks of each kind.
+        parallelism: Number of ranks of each kind of parallelism.
     """
     return memoized(model, _rows_of_counts, tuple(stage.counts.items()), formats, parallelism)
 
@@ -188,16 +194,17 @@ def eviction_score_bytes(
     precision: Precision = PUBLISHED,
     parallelism: Parallelism = ONE_GPU,
 ) -> int:
-    """Return the bytes of eviction scores on the GPU with the most weights and cache.
+    """Return the bytes of eviction scores on one GPU, the one with the most weights and cache.
 
-    There is one score per stored token and KV head. The result is 0 for a model without eviction.
+    A model that evicts tokens from its cache (H2O) stores one score per layer, stored token and KV
+    head. The cache size does not include the scores. The result is 0 for a model without eviction.
 
     Args:
         model: The model.
         context: Tokens of each sequence.
         batch_size: Number of sequences, over all data-parallel ranks.
-        precision: Requested formats.
-        parallelism: Number of ranks.
+        precision: Requested formats of weights and KV cache.
+        parallelism: Number of ranks of each kind of parallelism.
     """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -214,10 +221,10 @@ def eviction_score_bytes(
 def size_of(
     rows: Iterable[LayerRows], context: int, sequences: int, block_size: int
 ) -> CacheSize:
-    """Return the cache bytes of several cache entries, added, on one GPU.
+    """Return the cache bytes on one GPU, added up over several cache entries.
 
     Args:
-        rows: Cache entries with their bytes per row on this GPU.
+        rows: Cache entries with their bytes per row and numbers of layers, from `stage_rows`.
         context: Tokens of each sequence.
         sequences: Number of sequences on the GPU's data-parallel rank.
         block_size: Tokens of a cache block.
@@ -249,10 +256,10 @@ def size_of(
 def stored_bytes(rows: Iterable[LayerRows], context: int) -> int:
     """Return the cache bytes that one sequence stores on one GPU, not rounded up to blocks.
 
-    This is faster than `size_of`, which also computes other sizes.
+    The result equals `size_of(rows, context, 1, 1).stored`, but is computed faster.
 
     Args:
-        rows: Cache entries with their bytes per row on this GPU.
+        rows: Cache entries with their bytes per row and numbers of layers, from `stage_rows`.
         context: Tokens of the sequence.
     """
     total = 0
@@ -266,12 +273,12 @@ def fullest_stage(
 ) -> Stage:
     """Return the pipeline stage whose GPUs have the most bytes of weights and stored cache.
 
-    If stages are equal, the first of them is returned.
+    This stage limits how many sequences fit. If stages are equal, the first of them is returned.
 
     Args:
         model: The model.
         formats: Formats of weights and cache.
-        parallelism: Number of ranks.
+        parallelism: Number of ranks of each kind of parallelism.
         context: Tokens of each sequence.
         batch_size: Number of sequences, over all data-parallel ranks.
     """
@@ -298,13 +305,16 @@ def weight_bytes(
 ) -> int:
     """Return the bytes of the weights, with scales, on the GPU with the most weights and cache.
 
+    With tensor, pipeline or expert parallelism it is one GPU's share, and not the whole model.
+
     Args:
         model: The model.
-        precision: Requested formats.
+        precision: Requested formats of weights and KV cache.
         parallelism: Number of ranks of each kind.
-        context: Tokens of each sequence. It only affects which GPU has the most.
-        batch_size: Number of sequences, over all data-parallel ranks. It only affects which GPU has
-            the most.
+        context: Tokens of each sequence. With pipeline parallelism it affects which stage has the
+            most bytes, and nothing else.
+        batch_size: Number of sequences, over all data-parallel ranks. It has the same effect as
+            `context`.
     """
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
@@ -320,15 +330,17 @@ def checkpoint_share(
 ) -> int:
     """Return one GPU's share of checkpoint bytes that do not follow from the model's fields.
 
-    An example is the bytes of a vision tower. They are on the first pipeline stage, divided by tp.
-    The result is 0 on other stages, and if the requested formats differ from the checkpoint's.
+    An example is the bytes of a vision tower, read from the checkpoint's headers. They are on the
+    first pipeline stage, divided by tp (tensor parallelism). The result is 0 on other stages. It is
+    also 0 if the requested formats differ from the checkpoint's, because the bytes are then
+    unknown.
 
     Args:
         model: The model.
-        num_bytes: These bytes of the checkpoint, on all ranks together.
+        num_bytes: Such bytes of the whole checkpoint.
         stage: Pipeline stage of the GPU.
         formats: Requested formats.
-        parallelism: Number of ranks of each kind.
+        parallelism: Number of ranks of each kind of parallelism.
     """
     is_published = formats.schemes == model.quantization and formats.dtype == model.dtype
     return -(-num_bytes // parallelism.tp) if stage.first and is_published else 0
@@ -343,13 +355,14 @@ def stage_weight_bytes(
 ) -> int:
     """Return the bytes of the weights on one GPU of a pipeline stage.
 
-    Embedding and buffers are on the first stage, and the LM head is on the last.
+    The first stage has the embedding and the buffers, which are file contents that are not
+    parameters. The last stage has the LM head.
 
     Args:
         model: The model.
         stage: The pipeline stage.
         formats: Formats of the weights.
-        parallelism: Number of ranks.
+        parallelism: Number of ranks of each kind of parallelism.
         only_layers: Whether to leave out embedding, final norm, LM head and buffers.
     """
     ranks = parallelism.tp, parallelism.dp, parallelism.ep  # determine the share of each weight
@@ -367,10 +380,12 @@ def stage_weight_bytes(
 
 
 def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
-    """Yield (full name, weight, number of layers with it) for every weight on a pipeline stage.
+    """Yield (full name, weight, number of times it occurs) for every weight on a pipeline stage.
 
-    The full name is `kind.weight`, such as `dense.q`. Weights are not divided over ranks. A weight
-    outside the layers has the number 1. A weight that layers share counts once per set.
+    The full name is `kind.weight`, such as `dense.q`, and its number is the stage's layers of this
+    kind. A weight outside the layers, such as `embedding`, has the number 1. A weight that several
+    layers share has the number of its different copies. Weights are complete, not divided over the
+    GPUs of the stage.
 
     Args:
         model: The model.
@@ -391,16 +406,18 @@ def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
 
 
 def mha_ratio(model: Model, context: int, precision: Precision = PUBLISHED) -> float | None:
-    """Return the KV cache size with plain MHA in every attention layer ÷ the model's size.
+    """Return how many times larger the KV cache would be with plain multi-head attention (MHA).
 
-    Sizes are the stored bytes of one sequence. 4 means that MHA would need four times the bytes.
-    The MHA layers have no window. Their keys and values have the value width of the replaced
-    attention. Recurrent states count unchanged in both sizes. The result is None without attention.
+    The result is stored bytes of one sequence with MHA in every attention layer ÷ stored bytes of
+    the model. 4 means that MHA would need four times the bytes. The MHA layers have as many heads
+    as the model has query heads, and no window. Their keys and values have the value width of the
+    replaced attention. Recurrent states count unchanged in both sizes. The result is None without
+    attention.
 
     Args:
         model: The model.
         context: Tokens of the sequence.
-        precision: Requested formats.
+        precision: Requested formats of weights and KV cache.
     """
     rows = memoized(model, _as_mha_rows, formats_of(model, precision))
     cache_bytes = cache_size(model, context, precision=precision).stored
@@ -434,17 +451,17 @@ def size_record(
     block_size: int = 16,
     parallelism: Parallelism = ONE_GPU,
 ) -> SizeRecord:
-    """Return the record that `kvcalc size` prints: cache and weights on the fullest GPU.
+    """Return what `kvcalc size` prints, as a dictionary: bytes of KV cache and weights on one GPU.
 
-    The fullest GPU has the most weights and cache.
+    It is the GPU that has the most weights and cache.
 
     Args:
         model: The model.
         context: Tokens of each sequence.
         batch_size: Number of sequences, over all data-parallel ranks.
-        precision: Requested formats.
+        precision: Requested formats of weights and KV cache.
         block_size: Tokens of a cache block.
-        parallelism: Number of ranks.
+        parallelism: Number of ranks of each kind of parallelism.
 
     Raises:
         UserError: A value is out of range, or the parallelism does not divide the model.
@@ -495,16 +512,17 @@ def equal_context(
 ) -> int | None:
     """Return the smallest context in tokens at which the KV cache has at least `num_bytes` bytes.
 
-    The result is None if no context up to 10^12 tokens is enough. Bytes are counted on the GPU that
-    has the most weights and cache at `context`.
+    With the bytes of the weights, it answers at which context the cache is as large as the weights.
+    Both are counted on one GPU: the GPU that has the most weights and cache at `context`. The
+    result is None if no context up to 10^12 tokens is enough.
 
     Args:
         model: The model.
         num_bytes: Bytes to reach on that GPU, such as the bytes of its weights.
-        context: Tokens of each sequence, which affect which GPU is used.
+        context: Tokens of each sequence, only to select the pipeline stage of the GPU.
         batch_size: Number of sequences, over all data-parallel ranks.
-        precision: Requested formats.
-        parallelism: Number of ranks.
+        precision: Requested formats of weights and KV cache.
+        parallelism: Number of ranks of each kind of parallelism.
         is_read: Whether to count the bytes that one decode step reads, instead of the stored bytes.
     """
     formats = formats_of(model, precision)
@@ -528,13 +546,15 @@ def assumptions(
     parallelism: Parallelism,
     weights: bool,
 ) -> str:
-    """Return a phrase that lists what a printed size depends on: formats, block size and ranks.
+    """Return a phrase that states the assumptions of a printed size: formats, block size and ranks.
+
+    Example: `weights bf16, cache bf16 (the model's dtype), blocks of 16 tokens`.
 
     Args:
         model: The model.
-        precision: Requested formats.
+        precision: Requested formats of weights and KV cache.
         block_size: Tokens of a cache block.
-        parallelism: Number of ranks of each kind.
+        parallelism: Number of ranks of each kind of parallelism.
         weights: Whether to include the weight formats.
     """
     formats = formats_of(model, precision)

@@ -27,7 +27,10 @@ MAX_RESULTS = 1 << 12  # maximum results of one rule
 
 
 class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A vision tower of a model. The model's `parameters` do not include the tower.
+    """A vision tower of a model, the image encoder in front of the language model.
+
+    The model's `parameters` do not include the tower. The fields are keys of a model preset, which
+    is a YAML file.
 
     Attributes:
         parameters: Parameters of the tower and of its projector into the language model.
@@ -37,10 +40,10 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         patches: Number of patches into which the largest image is divided.
         tokens: Tokens that the language model receives for the largest image.
         values: Input values of one patch: channels · height · width · frames.
-        sharded: Whether engines divide the tower over tp.
+        sharded: Whether engines divide the tower over the tensor-parallel ranks.
         token_side: Side in pixels of the square of an image that becomes one token; 0 if every
-            image takes `tokens`.
-        frames: Number of video frames that together take the tokens of one image.
+            image becomes `tokens` tokens.
+        frames: Number of video frames that together become as many tokens as one image.
     """
 
     parameters: Annotated[int, msgspec.Meta(ge=1, le=10**12)]
@@ -55,14 +58,14 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     frames: Size = 1
 
     def image_tokens(self, width: int = 0, height: int = 0) -> int:
-        """Return the tokens that the language model receives for one image.
+        """Return the number of tokens that the language model receives for one image.
 
-        The result is the model's maximum if the size is unknown or every image takes the same
-        tokens.
+        The result is `tokens`, the number for the largest image, if the size is unknown or if every
+        image becomes the same number of tokens.
 
         Args:
-            width: Width in pixels; 0 for the largest image.
-            height: Height in pixels; 0 for the largest image.
+            width: Width of the image in pixels; 0 if unknown.
+            height: Height of the image in pixels; 0 if unknown.
         """
         if not (self.token_side and width and height):
             return self.tokens
@@ -76,19 +79,21 @@ NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 
 
 class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
-    """One kind of layer: its parts in order, and its sharing with other layers.
+    """One kind of layer of a model, such as a layer with a sliding window and a dense FFN.
 
-    A part is an attention or recurrent mixer, or an FFN.
+    A model lists its kinds of layer once and states their order. A mixer is the attention or the
+    recurrence of a layer. The fields are keys of a model preset, which is a YAML file.
 
     Attributes:
-        parts: Parts whose weights belong to one layer.
+        parts: Mixers, FFNs and other projections of one layer, in order.
         norms: Number of norms in a layer outside its parts; null for one norm per mixer and FFN.
         shares_cache: Whether the layer reads an earlier layer's cache and stores none. The field
             `kv_projection` of its attention states whether it still projects K and V.
-        shared: Parts whose weights several layers of this kind use together.
-        weight_sets: Number of different sets of the shared weights; 0 if this kind uses the weights
-            of another kind.
-        unquantized: Names of matrices that a quantised checkpoint stores in the dtype of the model.
+        shared: Further parts, whose weights several layers of this kind use together.
+        weight_sets: Number of different sets of the weights of `shared`: 2 if half the layers use
+            one set and half the other; 0 if this kind uses the weights of another kind.
+        unquantized: Names of matrices, such as `q`, that a quantised checkpoint stores in the dtype
+            of the model.
     """
 
     parts: tuple[AnyPart, ...] = ()
@@ -100,38 +105,47 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def norm_count(self) -> int:
-        """Return the number of norms in one layer, without norms inside its parts."""
+        """Return the number of norms in one layer, not counting norms of its parts, such as q_norm.
+
+        It is `norms`, or the number of mixers and FFNs if `norms` is null.
+        """
         if self.norms is not None:
             return self.norms
         return sum(not isinstance(part, Projections) for part in self.parts)
 
     @property
     def all_parts(self) -> tuple[AnyPart, ...]:
-        """Return all mixers and FFNs of a layer: `parts`, followed by `shared`."""
+        """Return all parts of a layer, such as attention and FFN: `parts`, followed by `shared`."""
         return self.parts + self.shared
 
     @cached_property
     def entries(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that one layer reads for one sequence.
+        """Return what one layer reads of one sequence's cache: one entry for each kind of row.
 
-        The layer also stores them, unless `shares_cache` is set.
+        The layer also stores these rows, unless `shares_cache` is set.
         """
         return tuple(entry for part in self.all_parts for entry in part.cache())
 
     @property
     def mixers(self) -> tuple[Sublayer, ...]:
+        """Return the attention or recurrence of a layer: the parts that have a label."""
         return tuple(part for part in self.all_parts if part.label)
 
     @property
     def label(self) -> str:
+        """Return the printed name of a layer's attention or recurrence, such as 'GQA-8'.
+
+        It ends with ` (shared cache)` if the layer reads another layer's cache.
+        """
         labels = " + ".join(mixer.label for mixer in self.mixers)
         return f"{labels} (shared cache)" if self.shares_cache else labels
 
 
 class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Multi-token-prediction layers of a model.
+    """Multi-token-prediction (MTP) layers of a model, which draft tokens for speculative decoding.
 
-    Each layer also has a projection [2·D, D] and three norms, with D the hidden size.
+    In addition to its parts, each layer has a projection [2·D, D] and three norms, with D the
+    hidden size.
 
     Attributes:
         kind: Kind of these layers, a key of the model's `kinds`.
@@ -149,7 +163,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         document: Title of the document.
         url: Address of the document.
         read: Day on which the document was read, such as 2026-11-22.
-        figures: Names of the values that the document states; '' for no list.
+        figures: Names of the values that were taken from the document; '' if they are not listed.
     """
 
     document: str
@@ -159,56 +173,64 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, kw_only=True):
-    """A language model. The fields are the keys of a preset.
+    """A language model: its sizes, layers and formats. The fields are the keys of a model preset.
+
+    A preset is a YAML file. kvcalc also reads models from a config.json or a GGUF file.
 
     Attributes:
         name: Name of the preset or of the file.
         hidden_size: Width of the residual stream.
         vocab_size: Number of vocabulary entries.
         layers: Number of layers.
-        kinds: Name → kind of layer.
-        pattern: Names of kinds in order, `5 local` for five in a row, repeated up to `layers`.
-        family: Name of the model family, such as Llama, for lists.
-        model_type: Architecture in transformers or in a GGUF file. Rules of engines depend on it,
-            never on `name`.
+        kinds: Name → kind of layer, such as `local` for layers with a sliding window.
+        pattern: Names of kinds in the order of the layers. (`5 local`, `full`) is five local layers
+            and one full layer, repeated up to `layers`. Empty if there is only one kind.
+        family: Name of the model family, such as Llama, for lists of models.
+        model_type: Name of the architecture in transformers or in a GGUF file. Behaviour that an
+            engine has only for some models depends on it, and never on `name`.
         aliases: Other names of the preset.
         huggingface_id: Name on the Hugging Face Hub; null if unknown.
         source: Documents from which the values were taken.
-        published: Published parameter counts, which tests compare with the computed counts.
+        published: Published parameter counts as text, such as parameters → 8.2B. Tests compare them
+            with the computed counts.
         notes: Remarks for the user.
         dtype: dtype of the published weights.
-        kv_cache_dtype: Format that the checkpoint declares for its KV cache; null for none.
+        kv_cache_dtype: KV cache format that the checkpoint declares; null if it declares none.
         quantization: Quantisation schemes of the checkpoint.
         max_context: Maximum tokens of a sequence; null if unknown.
         tie_word_embeddings: Whether the LM head uses the weights of the embedding.
-        norm: Type of the norms: RMSNorm, LayerNorm, LayerNorm without a bias, or none with weights.
+        norm: Type of the norms: `rms` (RMSNorm), `layer` (LayerNorm), `layer_no_bias`, or `none`
+            for norms without weights.
         final_norm: Whether a norm follows the last layer.
         embedding_norm: Whether a norm follows the embedding.
-        embedding_size: Width of the token table if it differs from the hidden size. A projection
-            then connects them.
-        head_size: Input width of the LM head if it differs from the token table.
-        position_embeddings: Rows of a learned position table; 0 for other positions.
+        embedding_size: Width of the embedding table if it differs from the hidden size. A
+            projection then connects them. null if they are equal.
+        head_size: Input width of the LM head; null if it is the width of the embedding table.
+        position_embeddings: Rows of a learned position table; 0 for other positions, such as RoPE.
         type_embeddings: Rows of a token-type table; 0 for none.
         lm_head: Whether the model has an LM head.
         lm_head_bias: Whether the LM head has a bias.
         pooling: Whether the model embeds or ranks whole sequences and generates no tokens.
-        lent: `embedding` or `lm_head` if they belong to another model (a draft uses its target's).
-            A pass reads them, but they are not parameters of this model.
-        parameters_exact: False if the file was read by general rules, or has unknown keys that may
-            add weights.
-        extra: Projections outside the layers.
+        lent: `embedding`, `lm_head` or both, if they belong to another model: a draft model can use
+            those of its target. A forward pass reads them, but they are not parameters of this
+            model.
+        parameters_exact: False if the computed parameter count may be wrong, because kvcalc has no
+            rules for this architecture or the file has unknown keys. Counts are then printed with
+            ≈.
+        extra: Projections outside the layers, such as an adapter.
         tables: Name → (rows, columns) of further lookup tables.
         rope_factors: Number of factors that scale rotary frequencies (llama3, longrope). They are
             not parameters. A GGUF file stores them as a tensor.
-        buffers: Bytes of a quantised file in addition to its parameters: factors, routing biases,
-            cache scales.
+        buffers: Bytes that a quantised file has in addition to its parameters: rotary factors,
+            routing biases, cache scales.
         uncounted_bytes: Bytes of the checkpoint's tensors minus the bytes computed from the other
             fields; 0 if its headers were not read.
-        other_part_bytes: Bytes of the checkpoint's towers and layers for multi-token prediction.
+        other_part_bytes: Bytes that the checkpoint has for vision or audio towers and for
+            multi-token-prediction layers.
         mtp: Multi-token-prediction layers; null for none.
         vision: Vision tower; null for none.
-        rope_tables: Positions and rotary width of each distinct rotary table of an engine, if they
-            differ from max_context and the widest head.
+        rope_tables: (positions, rotary width) of each distinct table of cosines and sines that an
+            engine stores. Empty for one table of max_context positions and the widest head.
         file: The path that the model was read from; "" for a preset.
     """
 
@@ -255,7 +277,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def parts(self) -> list[AnyPart]:
-        """Return the mixers and FFNs of each kind of layer, in one list.
+        """Return the parts of one layer of each kind, such as attention and FFN, in one list.
 
         Each kind occurs once, for any number of layers. Parts whose weights several layers share
         are left out.
@@ -264,7 +286,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def mixers(self) -> list[Sublayer]:
-        """Return the attention and recurrent mixers of each kind of layer, in one list.
+        """Return the attention or recurrence of one layer of each kind, in one list.
 
         Each kind occurs once, for any number of layers.
         """
@@ -272,7 +294,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def entries(self) -> list[CacheEntry]:
-        """Return the cache entries of one layer of each kind, in one list."""
+        """Return what one layer of each kind caches for one sequence, in one list of cache entries.
+
+        An entry describes one kind of row, such as keys. Each kind of layer occurs once.
+        """
         return [entry for layer in self.kinds.values() for entry in layer.entries]
 
     @property
@@ -281,14 +306,21 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return {entry.role for entry in self.entries}
 
     def check_generates(self) -> None:
-        """Raise UserError if the model embeds or ranks whole sequences and generates no tokens."""
+        """Check that the model generates tokens.
+
+        Raises:
+            UserError: The model embeds or ranks whole sequences instead.
+        """
         if self.pooling:
             hint = "Use `kvcalc latency`, `kvcalc fit` or `kvcalc roofline --phase prefill`"
             raise UserError(f"{self.name} generates no tokens", hint)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
-        """Return the name of the kind of every layer, from the first layer to the last."""
+        """Return the kind of every layer by name, from the first layer to the last.
+
+        Example: ("local", "local", "full", "local", "local", "full").
+        """
         result: list[str] = []
         for count, kind in cycle(self.runs):
             result += [kind] * min(count, self.layers - len(result))
@@ -298,9 +330,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def runs(self) -> list[tuple[int, str]]:
-        """Return the pattern of layers as (count, kind) pairs.
+        """Return one repetition of the pattern of layers as (number of layers, kind) pairs.
 
-        `5 local` becomes (5, "local"). Without a pattern, the only kind has the count 1.
+        The pattern (`5 local`, `full`) becomes [(5, "local"), (1, "full")]. Without a pattern, the
+        only kind has the number 1.
         """
         result = []
         for item in self.pattern or tuple(self.kinds):
@@ -310,22 +343,22 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def memo(self) -> dict[object, Any]:
-        """Return this model's store of memoized results: rule → key → result.
+        """Return this model's store of results, which the function `memoized` reads and fills.
 
-        `memoized` reads and fills the store.
+        It maps a function to its results, and these map the further arguments to a result.
         """
         return {}
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Return the number of layers of each kind."""
+        """Return the number of layers of each kind, by name of the kind."""
         return {kind: self.order.count(kind) for kind in self.kinds}
 
     def layer_weights(self, kind: str) -> tuple[Weight, ...]:
-        """Return the weights of one layer of a kind, with its norms, before they are divided over
-        ranks.
+        """Return the weights of one layer of a kind, including its norms.
 
-        Weights that layers share are not included.
+        They are complete, before they are divided over GPUs. Weights that several layers share are
+        not included.
 
         Args:
             kind: Name of the kind of layer.
@@ -333,7 +366,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return memoized(self, _layer_weights, kind)
 
     def shared_weights(self, kind: str) -> tuple[Weight, ...]:
-        """Return one set of the weights that layers of a kind share.
+        """Return the weights that several layers of a kind use together, one set of them.
+
+        The result is empty for a kind of layer without shared weights.
 
         Args:
             kind: Name of the kind of layer.
@@ -346,8 +381,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def outer_weights(self) -> tuple[Weight, ...]:
         """Return the weights outside the layers: tables, projections, norms and LM head.
 
-        They are not divided over ranks. An LM head that is tied to the embedding has no matrix of
-        its own.
+        They are complete, before they are divided over GPUs. An LM head that is tied to the
+        embedding is not listed a second time.
         """
         width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
         result = [table("embedding", vocab, width, shards=vocab)]
@@ -374,11 +409,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return tuple(result)
 
     def walk(self) -> tuple[tuple[str, Weight, int], ...]:
-        """Return (full name, weight, number of copies in the model) for every weight.
+        """Return (full name, weight, number of times it occurs) for every weight of the model.
 
-        The full name is `kind.weight`, such as `dense.q`. The number is the number of layers of the
-        kind, or 1 outside the layers. Weights that layers share count once per set. Weights that
-        belong to another model are left out.
+        The full name is `kind.weight`, such as `dense.q`, and its number is the layers of this
+        kind. A weight outside the layers has the number 1. A weight that several layers share has
+        the number of its different copies. Weights that belong to another model are left out.
         """
         return memoized(self, _walk)
 
@@ -389,9 +424,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def unquantized(self) -> frozenset[str]:
-        """Return the matrices that a quantised checkpoint stores in the model's dtype.
+        """Return the names of matrices that a quantised checkpoint stores in the model's dtype.
 
-        The result has full names `kind.weight`, such as `dense.q`.
+        The names are full names `kind.weight`, such as `dense.q`.
         """
         return frozenset(
             f"{kind}.{name}" for kind, layer in self.kinds.items() for name in layer.unquantized
@@ -407,17 +442,22 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def parameters(self) -> int:
+        """Return the total number of parameters, without a vision tower and MTP layers.
+
+        All experts of all layers count. Weights that belong to another model do not.
+        """
         return sum(weight.elements * count for _, weight, count in self.walk())
 
     @cached_property
     def active_parameters(self) -> int:
+        """Return the number of parameters that one token uses: only its top-k experts count."""
         return sum(weight.active_elements * count for _, weight, count in self.walk())
 
     @cached_property
     def mtp_parameters(self) -> int:
-        """Return the number of parameters in the multi-token-prediction layers.
+        """Return the number of parameters in multi-token-prediction (MTP) layers; 0 without them.
 
-        `parameters` excludes them.
+        The property `parameters` excludes them.
         """
         if not self.mtp:
             return 0
@@ -428,9 +468,9 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def attention(self) -> str:
-        """Return the names of the model's mixers, such as 'GQA-8'.
+        """Return the printed names of the model's attention or recurrence, such as 'GQA-8'.
 
-        With several mixers, each name has its number of layers: '5× GQA-8 window 512, 1× GQA-8'.
+        If layers differ, each name has its number of layers: '5× GQA-8 window 512, 1× GQA-8'.
         """
         labels: dict[str, int] = {}
         for kind, count in self.counts.items():
@@ -442,9 +482,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return ", ".join(f"{count}× {label}" for label, count in labels.items())
 
     def problem(self) -> tuple[str, str]:
-        """Return the first field that contradicts others, as (key, problem).
+        """Return the first field that is invalid or contradicts others, as (key, problem).
 
-        The result is ('', '') if all fields agree.
+        Example: ("pattern", "names an unknown kind 'lokal' (kinds: local, full)"). The result is
+        ('', '') if all fields are valid.
         """
         if not self.name.isprintable() or not self.name:
             return "name", "is empty, or has characters that a terminal does not print"
@@ -489,8 +530,9 @@ MAX_PADDING = 128
 def memoized(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     """Return `rule(model, *key)`, computed once for each model, rule and key.
 
-    Example: `memoized(model, loaded_bytes, formats, ranks, stage)`. If a rule reaches the maximum
-    number of stored results, they are all discarded.
+    Example: `memoized(model, loaded_bytes, formats, ranks, stage)` calls `loaded_bytes(model,
+    formats, ranks, stage)` the first time, and later returns the stored result. If a rule has too
+    many results, all its results are discarded.
 
     Args:
         model: Model that stores the results.
@@ -526,16 +568,19 @@ def _walk(model: Model) -> tuple[tuple[str, Weight, int], ...]:
 def check_vocabulary(
     target: Model, draft: Model, max_padding: int = MAX_PADDING, engine: str = ""
 ) -> None:
-    """Raise UserError if the vocabulary sizes of a model and its draft differ too much.
+    """Check that the vocabulary sizes of a model and its draft model are close enough.
 
-    The vocabulary entries themselves are not compared. A draft that uses its target's embedding is
-    not checked, because it maps its own vocabulary.
+    Only sizes are compared, not the entries. A draft model that uses its target's embedding or LM
+    head is not checked, because it maps its own vocabulary.
 
     Args:
-        target: The model.
+        target: The model that verifies tokens.
         draft: The model that drafts tokens for the target.
         max_padding: Largest allowed difference of the two sizes, in entries.
-        engine: Name of the engine with this limit, for the error message.
+        engine: Name of the engine with this limit, for the error message; '' for none.
+
+    Raises:
+        UserError: The sizes differ by more than `max_padding`.
     """
     if draft.lent or abs(target.vocab_size - draft.vocab_size) <= max_padding:
         return

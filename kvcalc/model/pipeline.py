@@ -13,7 +13,9 @@ REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
 
 def divisors(n: int, max_names: int = 12) -> str:
-    """Return the smallest divisors of a number, joined by commas, for an error message.
+    """Return the smallest divisors of a number as text, such as `1, 2, 3, 4, 6, 12` for 12.
+
+    Error messages use it to list valid parallel sizes.
 
     Args:
         n: The number.
@@ -25,15 +27,19 @@ def divisors(n: int, max_names: int = 12) -> str:
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
-    """Raise UserError if the parallelism does not divide the model.
+    """Check that a model can be divided over the ranks of a parallelism.
 
-    Checked are: tp divides the heads of every matrix, ep divides the experts, and pp is at most the
-    number of layers. With fewer KV heads than tp ranks, the number of heads must divide tp. The
-    heads are then replicated, and dcp may be at most the number of copies.
+    Tensor parallelism (tp) must divide the heads of every matrix, expert parallelism (ep) the
+    experts, and pp may be at most the number of layers. If there are fewer KV heads than tp ranks,
+    their number must divide tp. Each KV head is then on several ranks, and decode-context
+    parallelism (dcp) may be at most their number.
 
     Args:
         model: The model.
-        parallelism: Number of ranks of each kind.
+        parallelism: Number of ranks of each kind of parallelism.
+
+    Raises:
+        UserError: A size does not suit the model. The message names the size and the problem.
     """
     memoized(model, _check, parallelism)
 
@@ -108,12 +114,12 @@ def _check_context(model: Model, parallelism: Parallelism) -> None:
 
 
 class Stage(NamedTuple):
-    """A pipeline stage of a model.
+    """A pipeline stage of a model: consecutive layers whose weights are on the same GPUs.
 
     Attributes:
         number: Index of the stage, from 0.
         order: Name of the kind of each of the stage's layers, in order.
-        counts: Name of a kind → number of the stage's layers of this kind; may be 0.
+        counts: Name of each kind of layer → number of the stage's layers of this kind; may be 0.
         first: Whether the stage is the first, with the embedding.
         last: Whether the stage is the last, with the LM head.
     """

@@ -26,16 +26,17 @@ from kvcalc.storage.quantization import (
 
 
 class Precision(msgspec.Struct, frozen=True):
-    """The formats of weights, products and KV cache that the user requests.
+    """The formats of weights, matrix products and KV cache that the user requests.
 
     Attributes:
-        dtype: dtype of weights and products. `auto` means as published. Any other value overrides a
-            published quantisation.
+        dtype: dtype of weights and matrix products. `auto` keeps the checkpoint's dtype and
+            quantisation. Any other value replaces both.
         kv_cache_dtype: Format of the KV cache. `auto` is the format that the checkpoint declares
             for its cache, otherwise the dtype.
-        quantization: Weight format in addition to the dtype; '' for none. If it is the published
-            format, it covers the matrices that the publisher quantised. A GGUF file type such as
-            `q4_k_m` covers the whole model; `+imatrix` means with an importance matrix.
+        quantization: Format of quantised weights, such as `awq`; '' for none. If the checkpoint is
+            published in this format, it covers the matrices that the publisher quantised. A GGUF
+            file type such as `q4_k_m` covers the whole model. `q4_k_m+imatrix` is a file that was
+            made with an importance matrix.
     """
 
     dtype: str = "auto"
@@ -61,10 +62,11 @@ PUBLISHED = Precision()
 
 
 def stored_as(model: Model, precision: Precision) -> Model:
-    """Return the model with the storage format of each layer's weights.
+    """Return the model with the storage formats of a requested GGUF file type.
 
-    A GGUF file type, such as `q4_k_m`, mixes formats within and between layers. If the precision
-    names none, the result is `model` itself.
+    A GGUF file type, such as `q4_k_m`, mixes formats within and between layers, so layers of one
+    kind can become several kinds. If the precision names no GGUF file type, the result is `model`
+    itself, and `formats_of` alone gives the formats.
 
     Args:
         model: The model.
@@ -78,11 +80,13 @@ def stored_as(model: Model, precision: Precision) -> Model:
 
 
 def formats_of(model: Model, precision: Precision) -> Formats:
-    """Return the storage and compute formats of a model under one requested precision.
+    """Return the storage and compute formats of a model for the precision that the user requested.
+
+    The result says for each weight and cache row in which format it is stored.
 
     Args:
         model: The model.
-        precision: Requested formats. `auto` becomes the published format.
+        precision: Requested formats. `auto` becomes the checkpoint's format.
 
     Raises:
         UserError: A format is unknown or does not suit the model.

@@ -17,15 +17,17 @@ Format = TypeVar("Format", bound=msgspec.Struct)
 
 
 class RowFormat(msgspec.Struct, frozen=True):
-    """Storage format of a cache row, which has a number of elements and their scales.
+    """Storage format of a row of the KV cache, such as the key of one token and head.
+
+    A row is its elements and, in some formats, scales.
 
     Attributes:
         name: Name, such as fp8.
-        bits: Bits per element.
+        bits: Bits per element, without scales.
         group: Elements that share a scale; 0 for no scale, ROW (−1) for one scale per row.
         scale_bytes: Bytes of each scale.
-        whole_groups: Whether a partial last group takes the space of a full group, as in GGUF
-            blocks.
+        whole_groups: Whether a partial last group takes the space of a full group, as in the blocks
+            of GGUF formats.
     """
 
     name: str
@@ -35,9 +37,11 @@ class RowFormat(msgspec.Struct, frozen=True):
     whole_groups: bool = False
 
     def row_bytes(self, width: int) -> int:
-        """Return the bytes of one row: ⌈width · bits/8⌉ + ⌈width/group⌉ · scale_bytes.
+        """Return the bytes of one row, with its scales.
 
-        With `whole_groups`, the width is first rounded up to whole groups.
+        They are ⌈width · bits/8⌉ + ⌈width/group⌉ · scale_bytes. Example: 128 elements of q8_0 (8
+        bits, a 2-byte scale for 32 elements) take 136 bytes. With `whole_groups`, the width is
+        first rounded up to whole groups.
 
         Args:
             width: Elements of the row.
@@ -81,10 +85,10 @@ _FORMAT_TABLE = """
 
 
 def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
-    """Return the formats in a text table, by format name.
+    """Parse a text table of storage formats, and return the formats by name.
 
     Args:
-        table: Lines of words. The first line has field names of `spec`, and each further line has
+        table: Lines of words. The first line has names of fields of `spec`. Each further line has
             the values of one format.
         spec: Class of the formats, such as `RowFormat`.
     """
@@ -165,7 +169,8 @@ COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 def canonical(name: str) -> str:
     """Return kvcalc's name of a dtype or KV cache format: `float16` and `half` become `fp16`.
 
-    Unknown names are returned in lower case, without outer blanks.
+    Names without another spelling are returned in lower case, without outer blanks. The result may
+    be an unknown name.
 
     Args:
         name: Name in any spelling.
@@ -185,10 +190,10 @@ def cache_dtypes() -> tuple[str, ...]:
 
 @lru_cache(64)
 def cache_layout(name: str) -> dict[str, RowFormat]:
-    """Return the storage format of each role of the KV cache for a value of `--kv-cache-dtype`.
+    """Return the storage format of each kind of cached row, for a value of `--kv-cache-dtype`.
 
-    Roles are k, v, latent, rope_key and index_key, or only k and v for TurboQuant. States and
-    compressors use the dtype of the model.
+    The result is role → format. Roles are k, v, latent, rope_key and index_key, or only k and v for
+    the TurboQuant formats. Recurrent states are not included, because they have the model's dtype.
 
     Args:
         name: Name of the KV cache format in any spelling, such as `fp8` or `fp8_ds_mla`.

@@ -95,10 +95,11 @@ _NEED_IMATRIX = {row[1] for row in _FILE_TYPE_ROWS if row[-1] == "imatrix"}
 
 
 def mix_of(name: str) -> tuple[str, bool] | None:
-    """Return the GGUF file type that a name means, and whether an importance matrix was used.
+    """Return the GGUF file type that a name means, and whether it uses an importance matrix.
 
-    `Q4_K` gives ("q4_k_m", False), and `iq4_xs+imatrix` gives ("iq4_xs", True). The result is None
-    if the name is not a GGUF file type.
+    `Q4_K` gives ("q4_k_m", False), and `q4_k_m+imatrix` gives ("q4_k_m", True). File types that
+    llama.cpp makes only with an importance matrix always give True. The result is None if the name
+    is not a GGUF file type.
 
     Args:
         name: Name in any spelling, as `--quantization` accepts it.
@@ -112,7 +113,8 @@ def mix_of(name: str) -> tuple[str, bool] | None:
 def tensor_bytes(type_: str, row: int, rows: int) -> int:
     """Return the bytes of one tensor in a ggml type.
 
-    ggml stores each row in blocks of a fixed number of elements, so the row must be whole blocks.
+    ggml stores each row in blocks of a fixed number of elements. A partial last block counts as a
+    whole block.
 
     Args:
         type_: Name of the ggml type, such as `q4_k`.
@@ -124,14 +126,14 @@ def tensor_bytes(type_: str, row: int, rows: int) -> int:
 
 
 def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
-    """Return a format name for a weight whose elements are in several tensors.
+    """Return a format name for a weight whose elements are in several GGUF tensors.
 
-    The name is `types@bytes/elements`: `q4_k_q6_k@5/8` means 5 bytes for 8 elements.
-    `load_weight_format` computes bytes from this name.
+    The name is `types@bytes/elements`: `q4_k_q6_k@5/8` means types q4_k and q6_k, and 5 bytes for 8
+    elements. `load_weight_format` gives the format with these bytes for this name.
 
     Args:
         pieces: (ggml type, elements of a row, number of rows) of each tensor.
-        elements: Elements of the weight.
+        elements: Number of elements of the weight.
     """
     types = "_".join(dict.fromkeys(type_ for type_, *_ in pieces))
     stored_bytes = sum(tensor_bytes(*piece) for piece in pieces)
@@ -182,10 +184,11 @@ _EIGHT_EXPERTS_OUTPUTS = [
 
 
 class Use(StrEnum):
-    """Role of a tensor in a model. The value is the tensor's name in llama.cpp.
+    """What a tensor is for in a model, such as values or the FFN's down matrix.
 
-    A GGUF file type, such as Q4_K_M, gives tensors with equal roles a type by the same rules.
-    Tensors with the role OTHER have the file type's basic type.
+    The value is the tensor's name in llama.cpp. A GGUF file type such as Q4_K_M has rules that give
+    a tensor its ggml type by this role. Tensors with the role OTHER have the file type's basic
+    type.
     """
 
     EMBEDDING = "token_embd"
@@ -206,16 +209,16 @@ VALUES = (Use.V, Use.QKV, Use.KV_UP)
 
 
 class Tensor(NamedTuple):
-    """A tensor of a GGUF file that a file type may quantise.
+    """A tensor of a GGUF file that may be quantised.
 
     Attributes:
-        use: Role of the tensor.
-        row: Elements of a row, the first dimension in ggml.
+        use: What the tensor is for, which affects its ggml type.
+        row: Elements of a row, which are the inputs of a matrix; the first dimension in ggml.
         layer: Index of the layer; −1 for tensors outside the layers.
         stacked: Whether the tensor has one matrix per expert.
         rows: Number of rows, of all experts together.
-        name: Name in llama.cpp, without `blk.N.`; may be ''.
-        weights: Names in kvcalc of the weights that the tensor stores.
+        name: Name in llama.cpp without the layer's prefix `blk.N.`; may be ''.
+        weights: kvcalc's names of the weights that the tensor stores, such as `q`.
     """
 
     use: Use
@@ -250,14 +253,17 @@ class ModelFacts(NamedTuple):
 def mixed_types(
     tensors: Sequence[Tensor], mix: str, imatrix: bool, facts: ModelFacts
 ) -> list[str]:
-    """Return the ggml type of each tensor of a model in a GGUF file type, as llama.cpp selects it.
+    """Return the ggml type that llama.cpp selects for each tensor of a model in a GGUF file type.
+
+    Example: `q4_k_m` gives most tensors `q4_k`, and some `q6_k`. The result is in the order of
+    `tensors`.
 
     Args:
         tensors: Tensors in llama.cpp's order. Some rules depend on the number of earlier tensors of
             the same role.
         mix: GGUF file type, such as `q4_k_m`.
         imatrix: Whether the file was made with an importance matrix.
-        facts: Properties of the model.
+        facts: Properties of the model that affect the types.
     """
     start = MIXES[mix]
     if start in ("f32", "f16"):
@@ -274,13 +280,14 @@ def mixed_types(
 
 
 def type_for_row(type_: str, row: int) -> str:
-    """Return the ggml type that llama.cpp uses for rows of this length.
+    """Return the ggml type that llama.cpp uses if a type's blocks do not fit a row.
 
-    It is `type_` if a row is a whole number of its blocks. Otherwise it is the replacement of
-    `type_`, or f16 if the replacement does not fit either.
+    A row must be a whole number of blocks. If it is not, llama.cpp uses a replacement with smaller
+    blocks, such as `q8_0` for `q6_k`, or f16 if the replacement does not fit either. If the row
+    fits, the result is `type_`.
 
     Args:
-        type_: Name of the ggml type.
+        type_: Name of the ggml type that the file type selects.
         row: Elements of a row.
     """
     for candidate in (type_, _FALLBACKS.get(type_, type_)):
@@ -293,9 +300,10 @@ def has_more_bits(layer: int, layers: int) -> bool:
     """Return whether a file type such as Q4_K_M stores some tensors of a layer with more bits.
 
     It does in the first and last eighth of the layers, and in every third layer between them.
+    Example: `q4_k_m` stores the values and the FFN's down matrix of these layers as `q6_k`.
 
     Args:
-        layer: Index of the layer.
+        layer: Index of the layer, from 0.
         layers: Number of layers in the model.
     """
     eighth = layers // 8

@@ -23,19 +23,21 @@ from kvcalc.storage.ggml import BLOCKS, MIXES
 class WeightFormat(msgspec.Struct, frozen=True):
     """Storage format of a matrix [inputs, outputs].
 
-    A block is a part of the matrix whose elements share one scale.
+    A block is a part of the matrix whose elements share one scale. The bytes of a matrix follow
+    from these fields.
 
     Attributes:
         name: Name, such as awq.
-        bits: Bits per element.
+        bits: Bits per element, without scales and zero points.
         rows: Elements of a block along the inputs; 0 for all inputs.
         columns: Elements of a block along the outputs; 0 for all outputs.
         scale_bytes: Bytes of the scale of each block.
         zero_bits: Bits of the zero point of each block, packed along the outputs.
-        tensor_bytes: Bytes that each matrix has in addition to values and scales.
-        computes: Dtype of the matrix products; '' is the model's own. `fp4/int8` is fp4 on GPUs
-            with fp4 units, else int8.
-        flat: Whether blocks of `rows` elements run over the flattened matrix, not over each row.
+        tensor_bytes: Bytes that each matrix has in addition, such as 4 for one scale per matrix.
+        computes: Dtype of the matrix products; '' for the model's dtype, into which weights are
+            then converted. `fp4/int8` is fp4 on GPUs with fp4 units, else int8.
+        flat: Whether blocks of `rows` elements run over the flattened matrix, as in bitsandbytes,
+            and not over each row.
         nested: Number of blocks whose scales share one fp32 scale; 0 for none.
         input_bytes: Bytes that each input adds, such as 4 for GPTQ's int32 index.
         measured: (bytes, elements) of the matrix in its file. Bytes per element then follow from
@@ -59,8 +61,8 @@ class WeightFormat(msgspec.Struct, frozen=True):
         """Return the bytes of one matrix [inputs, outputs], with scales, zero points and indices.
 
         Args:
-            inputs: Inputs of the matrix.
-            outputs: Outputs of the matrix.
+            inputs: Number of rows of the matrix, which are inputs of the product.
+            outputs: Number of columns of the matrix, which are its outputs.
         """
         elements = inputs * outputs
         if not elements:
@@ -232,11 +234,11 @@ def _find_format(name: str) -> WeightFormat | None:
 
 
 def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
-    """Return the weight format with a name that the user typed.
+    """Return the weight format for a name that the user typed, such as `awq` or `q4_k`.
 
     Args:
         name: The name, in any spelling.
-        noun: What the name is called in the error message, such as `quantization`.
+        noun: Word for the name in the error message, such as `quantization`.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
@@ -254,13 +256,16 @@ def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
 
 @lru_cache(1024)
 def stored_format(name: str) -> WeightFormat:
-    """Return the weight format with a name from a checkpoint.
+    """Return the weight format for a name that kvcalc read from a checkpoint.
+
+    Only its error message differs from that of `load_weight_format`, because no user typed the
+    name.
 
     Args:
         name: Name of the format, as in `Quantization.format`.
 
     Raises:
-        UserError: The format's bytes are unknown. The message suggests `--dtype bf16`.
+        UserError: The bytes of the format are unknown. The message suggests `--dtype bf16`.
     """
     result = _find_format(name)
     if result is None:
@@ -273,10 +278,11 @@ def stored_format(name: str) -> WeightFormat:
 
 
 class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A quantisation scheme: weights that a checkpoint stores in another format than its dtype.
+    """A quantisation scheme: which weights a checkpoint stores in one format other than its dtype.
 
-    Weight names are `kind.weight`, such as `moe.experts.up`, `dense.q`, `embedding` or `lm_head`.
-    Patterns are shell wildcards.
+    Weight names are `kind.weight` with the name of a kind of layer, such as `moe.experts.up` or
+    `dense.q`, or `embedding` or `lm_head`. Patterns are shell wildcards: `*.router` covers every
+    router.
 
     Attributes:
         format: Name of the weight format.
@@ -284,7 +290,8 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         except_for: Patterns of weight names that stay in the dtype of the model.
         kinds: Kinds of weight that the scheme may cover: matrix, table (its rows are the inputs),
             vector (with biases).
-        label: Printed name of the scheme to which this entry belongs.
+        label: Printed name of the whole quantisation if it has several schemes, such as the GGUF
+            file type `q4_k_m`; '' to print `format`.
     """
 
     format: str
@@ -294,7 +301,7 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: str = ""
 
     def covering(self, name: str, kind: str = "matrix") -> bool:
-        """Return whether the scheme covers a weight, by its name and kind.
+        """Return whether this scheme's format applies to a weight, by its name and kind.
 
         Args:
             name: Full name `kind.weight`, such as `dense.q`.
@@ -324,11 +331,14 @@ _TRADE_OFFS = "the abstract of arXiv 2411.02355"
 
 
 class Score(NamedTuple):
-    """A published benchmark score of a model that is stored in a format, and its reference score.
+    """A published benchmark score of a model with quantised weights or cache, and the reference.
+
+    The pair shows how much quality a storage format costs.
 
     Attributes:
         value: Score of the model with weights or KV cache in the format.
-        full: Reference score of this model: in 16 bits, or with MHA for a changed attention.
+        full: Reference score of the same model: in 16 bits, or with plain multi-head attention if
+            the score is of a changed attention.
         noun: Benchmark and model, such as `AIME25, DeepSeek-R1`.
         source: Document with the scores.
     """
@@ -346,7 +356,7 @@ class Loss(NamedTuple):
     """The published quality loss of storing weights or KV cache in one format.
 
     Attributes:
-        note: A published finding, in words.
+        note: A published finding in words, such as 'almost lossless'.
         source: Document with the finding; '' if it is the document with the scores.
         scores: Published scores. Printed text shows the first.
     """
@@ -400,12 +410,13 @@ _CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4"
 
 
 def cache_family(format_: str) -> str:
-    """Return the group of KV cache formats with common published scores: fp8, int8, int4 or fp4.
+    """Return the group of a KV cache format whose published scores apply: fp8, int8, int4 or fp4.
 
-    The result is '' if no score is published for the format.
+    Scores are published per group, not per layout. Examples: `fp8_ds_mla` gives fp8, and `nvfp4`
+    gives fp4. The result is '' if no score is published for the format.
 
     Args:
-        format_: Name of the KV cache format, such as `fp8_ds_mla` or `nvfp4`.
+        format_: Name of the KV cache format.
     """
     return next(
         (family for prefix, family in _CACHES.items() if canonical(format_).startswith(prefix)),
@@ -416,10 +427,11 @@ def cache_family(format_: str) -> str:
 def loss_of(part: str, format_: str) -> str:
     """Return a phrase with the published quality loss of a storage format, and its source.
 
-    If none is published, the phrase states this.
+    Example: `rivals 8-bit weights for Llama-3.1 of all sizes, by the abstract of arXiv 2411.02355`.
+    If no loss is published, the phrase states this.
 
     Args:
-        part: `weights` or `cache`.
+        part: What is stored in the format: `weights` or `cache`.
         format_: Name of the weight format or KV cache format.
     """
     plain = family(format_)

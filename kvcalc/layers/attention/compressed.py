@@ -48,18 +48,24 @@ _WINDOW_WEIGHTS = """
 class Compressed(Sublayer, frozen=True, tag="compressed"):
     """Compressed attention of DeepSeek-V4: a sliding window plus one cached row per token block.
 
-    All heads share the cached rows. A row is both key and value. The fields are the keys of a
-    preset.
+    All heads share the cached rows. A row is both key and value. The fields are the keys of such a
+    layer in a model preset, which is a YAML file. Compressed sparse attention (CSA) reads selected
+    rows, and heavily compressed attention (HCA) reads all of them.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.
         head_dim: Elements of a cached row.
         qk_rope_head_dim: Elements of a row that have rotary positions (RoPE).
         q_lora_rank: Width to which queries are compressed.
-        o_lora_rank: Width to which each output group is compressed.
-        o_groups: Number of output groups, into which the heads are divided.
+        o_lora_rank: Width to which each output group is compressed before the output projection.
+        o_groups: Number of output groups. Each has an equal part of the heads.
         sliding_window: Uncompressed tokens that a query sees, including itself.
-        compress_ratio: Tokens of a block, which become one compressed row; 0 for only a window.
+        compress_ratio: Tokens of a block, which become one compressed row; 0 if the layer has only
+            the window.
         overlap: Whether a compressed row also uses the tokens of the block before its own (CSA).
         index_topk: Compressed rows that a query reads; 0 for all (HCA).
         index_n_heads: Heads of the indexer, which selects these rows; 0 without an indexer.
@@ -103,10 +109,11 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     @property
     def series(self) -> int:
-        """Return the number of projections of a token that contribute to compressed rows.
+        """Return how many times each token is projected for compressed rows: 1 or 2.
 
-        With `overlap` there are 2: one for the row of the token's block and one for the row of the
-        next block. Otherwise there is 1.
+        It is 2 with `overlap`, because a token then contributes to the row of its own block and to
+        the row of the next block. The width of the compressor's matrices is multiplied by this
+        number.
         """
         return 2 if self.overlap else 1
 
@@ -148,10 +155,11 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that one layer needs for one sequence.
+        """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
-        They are the window's rows, the compressed rows, the index keys, and the buffers of blocks
-        that are not yet compressed. Without compression there is only the window.
+        The kinds are the rows of the window, the compressed rows, the index keys if there is an
+        indexer, and buffers for tokens of blocks that are not yet compressed. If `compress_ratio`
+        is 0, there are only the rows of the window.
         """
         ratio, max_rows = self.compress_ratio, self.index_topk
         entries = self._rows(limit=self.sliding_window)
@@ -170,14 +178,14 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return tuple(entries)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass through this mixer on one rank.
+        """Return the operators of this attention in one forward pass on one GPU, with their costs.
 
-        They are the projections of the input in one product, queries, RoPE, compressors, indexer,
-        attention and output projections. One attention operator reads window and compressed rows
-        together.
+        In order: one matrix product for all projections that read the layer's input, the query
+        up-projection, RoPE, compression, indexer, attention, the two output projections and their
+        all-reduce. One attention operator reads the window and the compressed rows.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         w = self.local_weights(p)
         heads, d, ratio = (
@@ -253,9 +261,10 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return f"{'CSA' if self.index_topk else 'HCA'} 1:{self.compress_ratio}"
 
     def predicting(self) -> "Compressed":
-        """Return this attention in a multi-token-prediction layer, which stores only its window.
+        """Return the attention that a multi-token-prediction (MTP) layer has in place of this one.
 
-        Source: vLLM, models/deepseek_v4/attention.py.
+        The result has the same heads and window, but no compressed rows and no indexer, so the
+        layer caches only its window. Source: vLLM, models/deepseek_v4/attention.py.
         """
         return Compressed(**{name: getattr(self, name) for name in _WINDOW_FIELDS.split()})
 
@@ -266,7 +275,15 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     """Compressed attention of DeepSeek-V4.1, in which only some layers store compressed rows.
 
+    The fields of `Compressed` also apply.
+
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `Compressed` has the letters.
         lends: Whether this layer stores the compressed rows that it reads. Otherwise it reads the
             rows of the last earlier layer that stores them.
         chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the
@@ -287,10 +304,11 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     chooses: bool = False
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries that one layer reads for one sequence.
+        """Return what one layer reads for one sequence: one `CacheEntry` for each kind of row.
 
-        They are the window's rows, the compressed rows, the index keys if this layer scores or
-        stores them, and a block that is not yet compressed if this layer stores compressed rows.
+        The kinds are the rows of the window, the compressed rows, and the index keys if this layer
+        selects rows or stores them. A layer that stores compressed rows also has a buffer for the
+        block that is not yet compressed. Rows of another layer have `is_stored_by_other_layer` set.
         """
         ratio = self.compress_ratio
         is_shared = not self.lends

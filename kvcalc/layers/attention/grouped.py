@@ -25,19 +25,27 @@ from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 
 
 class Grouped(Sublayer, frozen=True, tag="grouped"):
-    """Grouped-query attention (GQA), including MHA and MQA. The fields are the keys of a preset.
+    """Grouped-query attention (GQA), including MHA and MQA.
+
+    The fields are the keys of such a layer in a model preset, which is a YAML file.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        MULTIPLE: The first of these fields must be a multiple of the second.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.
         num_key_value_heads: KV heads. As many KV heads as query heads are MHA; one KV head is MQA.
         head_dim: Elements of a key of one head.
-        v_head_dim: Elements of a value of one head; null means as `head_dim`.
-        sliding_window: Tokens that a query sees, including itself; null for all. No more are
-            stored, except `sink_tokens`.
+        v_head_dim: Elements of a value of one head; null if a value has `head_dim` elements.
+        sliding_window: Tokens that a query sees, including itself; null for all. The cache stores
+            only these tokens and the `sink_tokens`.
         sink_tokens: First tokens of a sequence, which stay in the cache in addition to the window.
         attention_chunk_size: Tokens of a chunk; a query sees only its own chunk. null for no
             chunks.
-        cache_budget: Tokens of a sequence that remain after eviction; null for no eviction.
+        cache_budget: Maximum tokens of a sequence in the cache. Beyond it, tokens with low
+            attention scores are evicted (H2O); null for no eviction.
         q_bias: Whether the query projection has a bias.
         k_bias: Whether the key projection has a bias.
         v_bias: Whether the value projection has a bias.
@@ -51,13 +59,14 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         output_gate: Gate that the layer computes from its input and applies to the attention
             output: 'full' (a gate per channel), 'head' (a gate per head), or null for none.
         output_gate_bias: Whether the projection of the gate has a bias.
-        k_is_v: Whether one projection gives keys and values.
+        k_is_v: Whether one projection gives both keys and values, so the layer has no matrix v.
         kv_projection: False in a layer that reads another layer's keys and values.
-        qo_projection: False if experts project queries and outputs (JetMoE).
+        qo_projection: False if experts project queries and outputs (JetMoE). The layer then has no
+            matrices q and o.
         input_size: Input width of the projections; null for the hidden size.
         output_size: Output width of the output projection; null for the hidden size.
-        cached: False if tokens also see later tokens, so nothing can be stored. A token then sees
-            sliding_window tokens in each direction, both including itself.
+        cached: False for attention that is not causal, as in an encoder, which needs no cache. A
+            token then sees sliding_window tokens in each direction, both including itself.
     """
 
     WEIGHTS: ClassVar[str] = """
@@ -118,14 +127,15 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def value_width(self) -> int:
+        """Return the elements of a value of one head: `v_head_dim`, or `head_dim` if it is null."""
         return self.v_head_dim or self.head_dim
 
     @property
     def max_tokens(self) -> int:
-        """Return the maximum number of tokens that the cache stores for one sequence; 0 for no
-        limit.
+        """Return the maximum number of tokens that one sequence has in the cache; 0 for no limit.
 
-        It is the smallest of the window with its sink tokens, the chunk, and the budget.
+        It is the smallest of `sliding_window` + `sink_tokens`, `attention_chunk_size` and
+        `cache_budget`, of those that are set.
         """
         window = self.sliding_window + self.sink_tokens if self.sliding_window else 0
         return min(
@@ -134,14 +144,17 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     @property
     def has_k_norm(self) -> bool:
-        """Return whether this layer normalises keys, if it has the norms of `qk_norm`."""
+        """Return whether the norm of `qk_norm`, if the layer has one, also applies to keys.
+
+        It does not if `q_norm_only` is set, or if the layer reads another layer's keys.
+        """
         return self.kv_projection and not self.q_norm_only
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one layer for one sequence: keys and values per stored token.
+        """Return what one layer caches for one sequence: an entry for keys and one for values.
 
-        A row has the keys, or the values, of all KV heads. The result is empty if `cached` is
-        False.
+        A row belongs to one token, and has the keys (or the values) of all KV heads. The result is
+        empty if `cached` is False.
         """
         if not self.cached:
             return ()
@@ -160,10 +173,11 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return key, replace(key, role="v", width=self.value_width)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entry of the eviction scores, as a tuple of one or none.
+        """Return the entry of the attention scores by which tokens are evicted, in a tuple.
 
-        A score is the attention that a stored token has received, one per KV head, in the dtype of
-        the model. The result is empty without `cache_budget`.
+        Eviction needs these scores in addition to keys and values. Each stored token has one score
+        per KV head: the attention that it has received so far, in the dtype of the model. The tuple
+        is empty if `cache_budget` is not set.
         """
         if not self.cache_budget or not self.cached:
             return ()
@@ -175,13 +189,14 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass through this mixer on one rank.
+        """Return the operators of this attention in one forward pass on one GPU, with their costs.
 
-        They are the product for queries, keys and values, the gate, RoPE with norms, attention,
-        eviction scores, and the output projection with its all-reduce.
+        In order: one matrix product for queries, keys and values, the output gate's projection,
+        RoPE and norms, attention, the update of eviction scores, the gating, and the output
+        projection with its all-reduce. Operators that the fields do not need are left out.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         w = self.local_weights(p)
         queries, keys, values = (

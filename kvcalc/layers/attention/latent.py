@@ -19,18 +19,22 @@ from kvcalc.layers.weights import Weight
 
 
 class Latent(Sublayer, frozen=True, tag="latent"):
-    """Multi-head latent attention (MLA). The fields are the keys of a preset.
+    """Multi-head latent attention (MLA).
 
-    A latent is the compressed row that a token caches, from which keys and values of all heads
-    follow.
+    A latent is the compressed row that a token caches. The keys and values of all heads are
+    computed from it. The fields are the keys of such a layer in a model preset, a YAML file.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.
         kv_lora_rank: Elements of the latent that a token caches for all heads.
         qk_nope_head_dim: Elements of a key of one head without rotary positions.
         qk_rope_head_dim: Elements of a key with rotary positions (RoPE), which all heads share.
         v_head_dim: Elements of a value of one head.
-        q_lora_rank: Width to which queries are compressed; null for a plain query projection.
+        q_lora_rank: Width to which queries are compressed; null if one matrix projects queries.
         qkv_bias: Whether the two down-projections, of queries and of latents, have biases.
         o_bias: Whether the output projection has a bias.
         q_norm: Whether the compressed query has an RMSNorm.
@@ -38,12 +42,12 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         sliding_window: Tokens that a query sees, including itself; null for all tokens.
         output_gate: Gate on the attention output: 'full' (a gate per channel), 'head' (a gate per
             head), or null for none.
-        q_up_size: Input width of the up-projection of queries, and of the gate; null for
-            q_lora_rank. A.X-K2 has twice q_lora_rank.
+        q_up_size: Input width of the up-projection of queries, and of the gate, if it is not
+            q_lora_rank. In A.X-K2 it is twice q_lora_rank.
         sinks: Whether each head has a sink logit, a learned extra term of its softmax.
         kv_projection: False in a layer that reads another layer's latents; it has no kv_down.
-        heads_cached: True for a GGUF file with one kv_up tensor; llama.cpp then stores K and V of
-            every head.
+        heads_cached: True for a GGUF file whose kv_up is one tensor. llama.cpp then caches the keys
+            and values of every head in place of latents.
     """
 
     WEIGHTS: ClassVar[str] = """
@@ -85,16 +89,19 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     heads_cached: bool = False
 
     def sides(self) -> dict[str, tuple[str, str]]:
-        """Return the formulas of rows and columns of each matrix, in the letters of LETTERS.
+        """Return the sizes (inputs, outputs) of each matrix as formulas, by matrix name.
 
-        The two halves of kv_up also occur separately, as `absorb_q` and `absorb_v`.
+        Example: {"kv_up": ("r", "H·dn + H·dv")}. The class attribute LETTERS explains the letters.
+        The halves of kv_up that absorbed attention multiplies by are also listed, as `absorb_q` for
+        keys and `absorb_v` for values.
         """
         return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of an engine that stores every head's keys and values.
+        """Return what one layer caches in an engine that stores keys and values, not latents.
 
-        Such an engine stores no latents.
+        The result has two entries for one sequence: keys and values of every query head, one row
+        per token.
 
         Args:
             value_width: Elements that the engine stores for one head's value, including padding.
@@ -104,9 +111,10 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one layer for one sequence.
+        """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
-        They are a latent and a RoPE key per token, which all heads share.
+        The kinds are latents and, unless qk_rope_head_dim is 0, RoPE keys. Each token has one row
+        of each kind, which all heads share.
         """
         return self._latents(max_rows=0)
 
@@ -129,14 +137,16 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass through this mixer on one rank.
+        """Return the operators of this attention in one forward pass on one GPU, with their costs.
 
-        They are projections, RoPE, attention and the output projection. Absorbed attention computes
-        on the latents. Expanded attention first recomputes keys and values of every cached token.
-        With the form `auto`, each group of equal sequences uses the form with fewer FLOPs.
+        In order: projections of queries and latents, RoPE and norms, attention, the output gate,
+        and the output projection with its all-reduce. Absorbed attention computes on the latents.
+        Expanded attention first recomputes the keys and values of all cached tokens. With the form
+        `auto`, each group of equal sequences uses the form with fewer FLOPs.
 
         Args:
-            p: Context of the pass: its sequences, formats, ranks and form of latent attention.
+            p: The forward pass: its sequences, storage formats, parallel ranks and form of latent
+                attention.
         """
         w = self.local_weights(p)
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]

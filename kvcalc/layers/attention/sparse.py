@@ -25,9 +25,14 @@ from kvcalc.layers.weights import Weight
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     """DeepSeek sparse attention (DSA): MLA in which an indexer selects the latents of each query.
 
-    An indexer scores small index keys of the cached tokens. The fields of `Latent` also apply.
+    An indexer scores a small index key of each cached token, and each query attends only to the
+    `index_topk` tokens with the highest scores. The fields of `Latent` (MLA) also apply.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_topk: Cached tokens that each query reads.
         index_n_heads: Heads of the indexer.
         index_head_dim: Elements of an index key.
@@ -35,8 +40,8 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             and no index keys.
         index_query_from_hidden: Whether index queries are projected from the hidden states, not
             from the compressed query.
-        index_pool: Tokens that share one pooled index key (GLM-5.3); 0 for one key per token. Gates
-            and a padding flag are cached with pooled keys.
+        index_pool: Tokens that share one pooled index key (GLM-5.3); 0 for one key per token. The
+            cached row of a token then has its index key, its pooling gates and a padding flag.
     """
 
     WEIGHTS: ClassVar[str] = f"""{Latent.WEIGHTS}
@@ -61,24 +66,25 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     index_pool: Count = 0
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: latents, RoPE keys and, with an indexer, index
-        keys.
+        """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
-        A query reads index_topk latents and all index keys.
+        The kinds are latents, RoPE keys and, if the layer has an indexer, index keys. The entries
+        also state what a query reads: at most index_topk latents, but all index keys.
         """
         latents = self._latents(max_rows=self.index_topk)
         width = 2 * self.index_head_dim + 1 if self.index_pool else self.index_head_dim
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of MLA and of its indexer for one pass on one rank.
+        """Return the operators of this attention in one forward pass on one GPU, with their costs.
 
-        Kernel times were measured for the whole module: projections, indexer and attention. If the
-        layer's fields suit the measured kernel, each operator except collectives has the shape of
-        this module.
+        They are the operators of MLA and of the indexer. Measured times exist only for the whole
+        attention module: projections, indexer and attention together. If the layer's fields match
+        the measured kernels, each operator except collectives refers to the module's shape in its
+        field `module`.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         result = super().operators(p)
         if (
@@ -133,13 +139,13 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return self.index_pool
 
     def storing(self, own: bool) -> "Sparse | None":
-        """Return this part for a layer with its own cache; None for a layer that reads another's
-        latents.
+        """Return this attention for a layer with its own cache; None for one that reads another's.
 
-        No source describes the indexer of a layer without its own latents.
+        None means that the layer cannot be computed: no source says whether a layer that reads
+        another layer's latents has an indexer.
 
         Args:
-            own: Whether the layer stores its own cache.
+            own: Whether the layer stores its own latents.
         """
         return replace(self, kv_projection=True) if own else None
 
@@ -151,15 +157,20 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     """Grouped attention in which each query reads only blocks of tokens that an indexer selects.
 
-    An indexer scores small index keys of the tokens. The fields of `Grouped` also apply.
+    An indexer scores a small index key of each token, and each query attends only to the
+    `index_topk_blocks` blocks with the highest scores. The fields of `Grouped` (GQA) also apply.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_block_size: Tokens of a block.
         index_topk_blocks: Blocks that each query reads.
         index_n_heads: Heads of the indexer.
         index_head_dim: Elements of an index key.
         index_norm: Whether index queries and index keys have norms.
-        index_key_cached: Whether index keys are cached.
+        index_key_cached: Whether the layer caches an index key per token.
         index_pooled: Whether the indexer scores a finished block by the mean of its index keys, so
             an engine may store only this mean.
     """
@@ -185,10 +196,11 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         return self.index_block_size if self.index_pooled else 0
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the cache entries of one sequence: keys, values and, if cached, an index key per
-        token.
+        """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
-        A query reads keys and values of at most index_topk_blocks · index_block_size tokens.
+        The kinds are keys, values and, if `index_key_cached` is set, index keys, with one row per
+        token. The entries also state what a query reads: keys and values of at most
+        index_topk_blocks · index_block_size tokens.
         """
         max_rows = self.index_topk_blocks * self.index_block_size
         groups = self.num_key_value_heads
@@ -202,13 +214,13 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         )
 
     def storing(self, own: bool) -> "BlockSparse | None":
-        """Return this part for a layer with its own cache; None for a layer that reads another's
-        keys.
+        """Return this attention for a layer with its own cache; None for one that reads another's.
 
-        No source describes the indexer of a layer without its own keys.
+        None means that the layer cannot be computed: no source says whether a layer that reads
+        another layer's keys has an indexer.
 
         Args:
-            own: Whether the layer stores its own cache.
+            own: Whether the layer stores its own keys and values.
         """
         return replace(self, kv_projection=True) if own else None
 

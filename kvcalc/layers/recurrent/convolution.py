@@ -24,17 +24,23 @@ from kvcalc.layers.weights import Weight, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
-    """An n-gram memory: a lookup table, projections of a token's rows, and a convolution.
+    """An n-gram memory: a lookup table, projections of a token's rows of it, and a convolution.
 
-    A token reads one row for each hash of its last tokens. These rows give one value, and one key
-    per residual stream. A dilated convolution follows.
+    The last few token ids (the n-gram) are hashed in several ways, and each hash selects one row of
+    the table. From these rows the layer projects one value, and one key per residual stream. A
+    dilated convolution over tokens follows. The fields are the keys of such a layer part in a model
+    preset, a YAML file.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         table_rows: Rows of the table.
         table_width: Elements of a row.
         hashes: Rows that each token reads.
         streams: Number of residual streams.
-        hidden_size: Width of a residual stream.
+        hidden_size: Width of a residual stream, equal to the model's hidden size.
         conv_kernel: Taps of the convolution.
         dilation: Distance in tokens between two taps.
     """
@@ -59,18 +65,21 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     dilation: Size = 1
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank: the table lookup, then a recurrent mixer's.
+        """Return the operators of this memory in one forward pass on one GPU, with their costs.
+
+        In order: the table lookup, the projections of the rows, and the convolution.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the convolution state: the last (conv_kernel − 1) · dilation columns.
+        """Return what one layer caches for one sequence: one entry, for the convolution's state.
 
-        A column has streams · hidden_size channels.
+        The state is the inputs of the last (conv_kernel − 1) · dilation tokens, with streams ·
+        hidden_size channels per token.
         """
         return (
             conv_state(
@@ -82,10 +91,15 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
 class Engram(Sublayer, frozen=True, tag="engram"):
     """An Engram memory: a lookup table, and a projection of the rows that a token reads.
 
-    A token reads one row for each hash of its last tokens. These rows give one key per residual
-    stream, and one value.
+    The last few token ids (the n-gram) are hashed in several ways, and each hash selects one row of
+    the table. From these rows the layer projects one value, and one key per residual stream. The
+    fields are the keys of such a layer part in a model preset, a YAML file.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
         table_rows: Rows of the table.
         table_width: Elements of a row.
         hashes: Rows that each token reads.
@@ -105,12 +119,13 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     streams: Size
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of one pass on one rank: lookup, projection, and gated addition.
+        """Return the operators of this memory in one forward pass on one GPU, with their costs.
 
-        The gated values are added to the residual streams.
+        In order: the table lookup, the projection of the rows, and the addition of gated values to
+        the residual streams.
 
         Args:
-            p: Context of the pass: its sequences, formats and ranks.
+            p: The forward pass: its sequences, storage formats and parallel ranks.
         """
         read, mixed = (
             p.tokens * self.hashes * self.table_width,
@@ -129,16 +144,18 @@ class Engram(Sublayer, frozen=True, tag="engram"):
 
 
 def ngram_rows(base: int, hashes: int, index: int, divisor: int) -> int:
-    """Return the number of rows in the table of one of a model's n-gram memories.
+    """Return the number of rows in the lookup table of one n-gram memory of a model.
 
-    The sizes of all hash tables are consecutive primes from `base` on, `hashes` primes for each
-    memory. The rows are the sum of the memory's primes, rounded up to a multiple of `divisor`.
+    A memory has `hashes` hash tables, which are joined to one lookup table. The sizes of the hash
+    tables of all memories are consecutive primes from `base` on. Example: base 10 and 2 hashes give
+    the sizes 11 and 13 for memory 0, which are 24 rows, and 17 and 19 for memory 1, which are 36.
+    The sum is rounded up to a multiple of `divisor`.
 
     Args:
-        base: Smallest size of a hash table.
-        hashes: Hash tables of one memory.
+        base: Lower bound of the smallest hash table's size, in rows.
+        hashes: Number of hash tables of one memory.
         index: Index of the memory in the model, from 0.
-        divisor: Number of which the rows are a multiple.
+        divisor: Number of which the result is a multiple.
     """
     rows = sum(_primes(base, hashes * (index + 1))[hashes * index :])
     return -(-rows // divisor) * divisor
@@ -158,13 +175,16 @@ def _primes(base: int, count: int) -> tuple[int, ...]:
 class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     """Causal depthwise convolutions without projections, all with one kernel size.
 
+    Some models apply them to keys, values or the output of a sublayer. The fields are the keys of
+    such a layer part in a model preset, a YAML file.
+
     Attributes:
-        channels: Name → number of channels.
+        channels: Name of each convolution → its number of channels.
         conv_kernel: Taps of each convolution, in tokens.
         bias: Whether each channel has a bias.
-        weighted: False for a plain delay without weights.
-        columns: Stored columns per channel; kernel − 1 by default. More columns are stored if later
-            convolutions have no state.
+        weighted: False for a plain delay by conv_kernel − 1 tokens, which has no weights.
+        columns: Past tokens whose inputs the cache stores per channel; null for conv_kernel − 1.
+            It is larger if the state also serves convolutions that follow.
     """
 
     channels: dict[str, Size]
@@ -174,10 +194,9 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     columns: Size | None = None
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return the weight vector of each convolution.
+        """Return one weight vector for each convolution; an empty tuple if `weighted` is False.
 
-        It has conv_kernel elements per channel, and one more if there is a bias. The result is
-        empty if `weighted` is False.
+        A vector has conv_kernel elements per channel, and one more per channel if there is a bias.
 
         Args:
             hidden_size: Not used, because each convolution states its channels.
@@ -190,9 +209,9 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
-        """Return the state of each convolution, as one cache entry: its last `columns` inputs.
+        """Return what one layer caches for one sequence: one entry per convolution, for its state.
 
-        By default `columns` is conv_kernel − 1.
+        A state is the inputs of the last `columns` tokens, by default of conv_kernel − 1 tokens.
         """
         kernel = self.columns + 1 if self.columns else self.conv_kernel
         if kernel == 1:
@@ -204,6 +223,13 @@ class ShortConv(RecurrentMixer, frozen=True, tag="short_conv"):
     """The gated short convolution of LFM2: a depthwise convolution between two gates.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        LABEL: Printed name.
         width: Number of channels.
         conv_kernel: Taps of the convolution, in tokens.
         bias: Whether convolution and projections have biases.

@@ -28,6 +28,13 @@ class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
     output projection.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        LABEL: Printed name.
         num_attention_heads: Number of heads.
         head_dim: Elements of a query, key or value of one head.
         state_dtype: dtype of the state.
@@ -51,16 +58,24 @@ class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
 class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
     """Time mixing of RWKV-7: linear attention with a decay per channel.
 
-    The state of a sequence is a matrix head_dim × head_dim per head, and two last inputs: of the
-    time mixing and of the FFN after it.
+    The state of a sequence is a matrix head_dim × head_dim per head, and the last token's inputs of
+    the time mixing and of the FFN after it.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATE_FLOPS: FLOPs of the scan per state element and token.
+        LABEL: Printed name.
         num_heads: Number of heads.
         head_dim: Elements of a key or value of one head.
         decay_low_rank_dim: Rank of the factored projection of the decay.
         a_low_rank_dim: Rank of the factored projection of the in-context learning rate.
-        v_low_rank_dim: Rank of the factored projection that mixes values; 0 in the first layer,
-            which mixes its values with no others.
+        v_low_rank_dim: Rank of the factored projection that mixes a layer's values with the first
+            layer's; 0 in the first layer.
         gate_low_rank_dim: Rank of the factored projection of the gate.
         shift_size: Elements of each of the two stored inputs.
         state_dtype: dtype of the matrices.
@@ -109,6 +124,15 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
     The state of a sequence is one number per channel, and conv_kernel − 1 columns of a convolution.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATE_FLOPS: FLOPs of the scan per state element and token.
+        MULTIPLE: The first of these fields must be a multiple of the second.
+        LABEL: Printed name.
         lru_width: Number of channels.
         num_heads: Blocks of the two block-diagonal gate matrices.
         conv_kernel: Taps of the convolution, in tokens.
@@ -136,4 +160,5 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
 
     @property
     def block_width(self) -> int:
+        """Return the channels in one block of the gate matrices: lru_width / num_heads."""
         return self.lru_width // self.num_heads

@@ -14,12 +14,12 @@ from kvcalc.layers.part import Size, StateDtype, Sublayer, number_of
 
 
 def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
-    """Return the cache entry of a convolution's state: the last kernel − 1 columns.
+    """Return the cache entry of a convolution's state: the inputs of the last kernel − 1 tokens.
 
-    A column has heads · width channels in the dtype of the model.
+    The state of a sequence has heads · width elements per token, in the dtype of the model.
 
     Args:
-        heads: Units that tensor parallelism divides.
+        heads: Number of units that tensor parallelism divides.
         width: Channels of a unit.
         kernel: Taps of the convolution, in tokens.
     """
@@ -27,14 +27,15 @@ def conv_state(heads: int, width: int, kernel: int) -> CacheEntry:
 
 
 class RecurrentMixer(Sublayer, frozen=True):
-    """Base class of a mixer whose states have a fixed size per sequence.
+    """Base class of recurrent layers such as Mamba, whose cache has a fixed size per sequence.
 
     Attributes:
-        LABEL: Printed name of the mixer.
-        STATES: States of one sequence: `conv: heads × width × kernel` are the last kernel − 1
-            columns in the dtype of the model, and `state: heads × rows × width` is a matrix per
-            head in the field `state_dtype`. If that is null, the model fixes none, and fp32 is
-            assumed. Sizes are letters of `LETTERS`.
+        LABEL: Printed name of the layer, such as `Mamba-2`.
+        STATES: States of one sequence, separated by `; `. `conv: heads × width × kernel` is the
+            last kernel − 1 inputs of heads · width channels, in the dtype of the model. `state:
+            heads × rows × width` is a matrix per head, in the dtype of the field `state_dtype`. If
+            this field is null, the model fixes no dtype, and fp32 is assumed. Sizes are formulas in
+            the letters of `LETTERS`.
     """
 
     LABEL: ClassVar[str] = ""
@@ -75,14 +76,23 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
     The output is normalised per head and gated by a projection as wide as the values.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATE_FLOPS: FLOPs of the scan per state element and token.
+        MULTIPLE: The first of these fields must be a multiple of the second.
+        LABEL: Printed name.
         linear_num_key_heads: Heads of queries and keys.
         linear_num_value_heads: Heads of values, a multiple of the key heads.
         linear_key_head_dim: Elements of a key of one head.
         linear_value_head_dim: Elements of a value of one head.
         linear_conv_kernel_dim: Taps of the convolution over queries, keys and values, in tokens.
         conv_bias: Whether the convolution has a bias.
-        state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
-            then assumes fp32, and an engine uses its default.
+        state_dtype: dtype of the state in the model's config.json; null if it states none. kvcalc
+            then assumes fp32 without an engine, or uses the engine's default.
     """
 
     LABEL: ClassVar[str] = "GatedDeltaNet"
@@ -119,6 +129,14 @@ class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
     The state of a sequence is a matrix head_dim × head_dim per head.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATE_FLOPS: FLOPs of the scan per state element and token.
+        LABEL: Printed name.
         num_heads: Number of heads.
         head_dim: Elements of a query, key or value of one head.
         conv_kernel: Taps of the convolution over queries, keys and values, in tokens.

@@ -16,18 +16,27 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     """A Mamba block: a selective state space after a short convolution.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        MULTIPLE: The first of these fields must be a multiple of the second.
+        LABEL: Printed name.
         intermediate_size: Number of channels.
         state_size: State elements of each channel.
         time_step_rank: Width between the two projections that compute the time step.
         conv_kernel: Taps of the convolution, in tokens.
-        n_mamba_heads: Independent groups of channels with their own projections (Zamba).
+        n_mamba_heads: Number of independent groups of channels, each with its own projections
+            (Zamba).
         num_heads: Number of heads, each with one time step, decay and skip weight (PLaMo 2); null
             if each channel has its own.
         conv_bias: Whether the convolution has a bias.
         proj_bias: Whether the input and output projections have biases.
         inner_norms: Whether the time step and the projections B and C have RMSNorms (Jamba).
-        state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
-            then assumes fp32, and an engine uses its default.
+        state_dtype: dtype of the state in the model's config.json; null if it states none. kvcalc
+            then assumes fp32 without an engine, or uses the engine's default.
     """
 
     LETTERS: ClassVar[str] = (
@@ -68,6 +77,7 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
 
     @property
     def num_steps(self) -> int:
+        """Return the number of time steps of a token: one per head, or one per channel."""
         return self.num_heads or self.intermediate_size
 
     @property
@@ -79,17 +89,24 @@ class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
     """A Mamba-2 block: a selective state space with one decay per head, after a short convolution.
 
     Attributes:
+        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
+            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            `Sublayer` explains the other words.
+        LETTERS: The field that each letter of a size stands for. D is the hidden size.
+        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
+            channels, and `state: H × r × w` is a matrix r × w per head.
+        LABEL: Printed name.
         num_heads: Number of heads.
         head_dim: Channels of a head.
         state_size: State elements of each channel.
-        n_groups: Groups of heads that share the projections B and C.
+        n_groups: Number of groups of heads. The heads of a group share the projections B and C.
         conv_kernel: Taps of the convolution, in tokens.
         conv_bias: Whether the convolution has a bias.
         proj_bias: Whether the input projections have biases.
         gate_norm: Whether the gated output has a norm.
-        out_bias: Whether the output projection has a bias; null means as `proj_bias`.
-        state_dtype: dtype of the state in the config. null means that the config has none. kvcalc
-            then assumes fp32, and an engine uses its default.
+        out_bias: Whether the output projection has a bias; null if `proj_bias` applies to it.
+        state_dtype: dtype of the state in the model's config.json; null if it states none. kvcalc
+            then assumes fp32 without an engine, or uses the engine's default.
     """
 
     LABEL: ClassVar[str] = "Mamba-2"

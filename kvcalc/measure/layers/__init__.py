@@ -19,16 +19,16 @@ MIXERS: dict[type[Sublayer], type[Mixer]] = {
 def build_mixer(
     spec: Sublayer, hidden_size: int, rotates: bool = True, shares_cache: bool = False
 ) -> Mixer:
-    """Return the torch layer of a mixer, which is the attention or recurrence of a layer.
+    """Return a torch module with random weights for the attention or recurrence of a layer.
 
     Args:
-        spec: Specification of the mixer, from `kvcalc.layers`.
+        spec: Specification of the attention or recurrence, from `kvcalc.layers`.
         hidden_size: Width of the layer's input and output.
-        rotates: Whether the layer applies rotary positions.
+        rotates: Whether the layer applies rotary positions (RoPE).
         shares_cache: Whether the layer reads the cache of the layer before it.
 
     Raises:
-        UserError: No torch layer supports the mixer or its fields.
+        UserError: No torch module supports this type of layer or one of its fields.
     """
     layer_class = MIXERS.get(type(spec))
     stores_cache = spec.storing(own=True) == spec

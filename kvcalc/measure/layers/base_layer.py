@@ -61,11 +61,11 @@ class CacheRows:
     def append(self, rows: Tensor, past: int) -> Tensor:
         """Write the rows of new tokens, and return all rows that the new tokens attend to.
 
-        If the entry stores only the last `limit` tokens, its rows are a ring. One new token
-        overwrites the oldest row of the ring and reads the ring in any order, because keys include
-        their positions. Several new tokens read the last limit − 1 rows and their own rows. The new
-        rows are written after they are read, because the first queries still attend to rows that
-        the last new tokens replace.
+        The result is [batch, heads, rows, width]. If the entry stores only the last `limit` tokens,
+        its rows are a ring. One new token overwrites the oldest row and reads the ring in any
+        order, because keys include their positions. Several new tokens read the last limit − 1 rows
+        and their own rows. These are written after they are read, because the first queries still
+        attend to rows that the last new tokens replace.
 
         Args:
             rows: Rows of the new tokens, [batch, heads, new tokens, width].
@@ -94,10 +94,11 @@ class CacheRows:
         return torch.arange(start, end, device=self.tensor.device) % self.limit
 
     def read(self, tokens: int) -> Tensor:
-        """Return the rows that the cache entry contains, [batch, heads, rows, width].
+        """Return the stored rows of the cache entry, [batch, heads, rows, width].
 
         Args:
-            tokens: Number of tokens written so far. A ring contains only the last `limit` of them.
+            tokens: Number of tokens written so far. Only the last `limit` of them are stored if the
+                entry is a ring.
         """
         return self.tensor[:, :, : min(tokens, self.limit or tokens)]
 
@@ -131,7 +132,9 @@ def model_caches(
 
 
 def cache_tensors(caches: Iterable[LayerCache]) -> list[Tensor]:
-    """Return the tensors of all layers' caches. The tensors of a shared cache occur once.
+    """Return the tensors of several layers' caches in one list.
+
+    A cache that several layers share occurs once.
 
     Args:
         caches: One cache per layer; layers that share a cache have the same object.
@@ -140,7 +143,7 @@ def cache_tensors(caches: Iterable[LayerCache]) -> list[Tensor]:
 
 
 def storage_bytes(caches: Iterable[LayerCache]) -> int:
-    """Return the bytes of the tensors of all layers' caches together; a shared cache counts once.
+    """Return the allocated bytes of several layers' caches together; a shared cache counts once.
 
     Args:
         caches: One cache per layer; layers that share a cache have the same object.
@@ -149,9 +152,10 @@ def storage_bytes(caches: Iterable[LayerCache]) -> int:
 
 
 def fill(caches: Iterable[LayerCache]) -> None:
-    """Fill the caches of all layers with random rows, so that they can be read in a measurement.
+    """Fill the caches of all layers with random rows, as if tokens had been processed.
 
-    The same 2^20 elements are repeated, which is fast and enough for timing.
+    A decode step can then be timed without a prefill. The same 2^20 values are repeated, which is
+    fast and does not affect times.
 
     Args:
         caches: One cache per layer.
@@ -175,7 +179,7 @@ class Parameters(nn.Module):
     If the weight has a bias, the bias is a parameter `name_bias`.
 
     Args:
-        weights: Specifications of the weights: names and sizes.
+        weights: Names and sizes of the weights.
     """
 
     def __init__(self, weights: Sequence[Weight]) -> None:
@@ -214,10 +218,11 @@ class Parameters(nn.Module):
 
 
 class Mixer(nn.Module):
-    """Base class of attention and recurrence in torch, in three steps, so that its core can be
-    timed.
+    """Base class of attention and recurrence in torch, in three methods that run in order.
 
-    - prepare: projections and positions of the new tokens.
+    The methods are separate so that `core` can be timed without projections.
+
+    - prepare: projections and rotary positions of the new tokens.
     - core: writes the new rows to the cache, then attends or scans.
     - finish: the output projection.
 
@@ -225,10 +230,11 @@ class Mixer(nn.Module):
     already has their rows. Without a cache, `past` is 0.
 
     Attributes:
-        refused: Fields of the specification that the torch layer does not support.
-        spec: Specification of the mixer.
+        refused: Fields of `spec` that the subclass does not support. A layer that sets one of them
+            cannot be measured.
+        spec: Specification of the attention or recurrence: its type and sizes.
         shares_cache: Whether the layer reads the cache of the layer before it.
-        weights: Parameters of the mixer.
+        weights: Torch parameters of the layer.
         rotates: Whether the layer applies rotary positions.
     """
 
@@ -252,18 +258,20 @@ class Mixer(nn.Module):
         self.rotates = rotates
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return the tensors that the core and the output projection need, from the new tokens.
+        """Return the tensors that `core` and `finish` need, computed from the new tokens.
+
+        Which tensors they are depends on the subclass, such as queries, keys and values.
 
         Args:
-            x: New tokens [batch, new tokens, hidden size].
+            x: Inputs of the new tokens [batch, new tokens, hidden size].
             past: Number of tokens before them.
         """
         raise NotImplementedError
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Write the rows of the new tokens to the cache, and return the attention outputs.
+        """Write the new tokens' rows to the cache, and return the output of attention or scan.
 
-        The outputs are [batch, query heads, new tokens, value width].
+        The output is [batch, query heads, new tokens, value width].
 
         Args:
             prepared: Tensors that `prepare` returned.

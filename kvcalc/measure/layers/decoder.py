@@ -29,13 +29,13 @@ OUTER_WEIGHTS = {"embedding", "position_embedding", "final_norm", "lm_head"}
 
 
 class DecoderBlock(nn.Module):
-    """One layer of a decoder in torch.
+    """One layer of a decoder in torch, with random weights.
 
     Its parts, such as attention and FFN, run in order. Each part computes x + part(norm(x)).
 
     Args:
         model: Model of the decoder.
-        layer: Specification of the layer.
+        layer: The kind of layer: its parts and their sizes.
     """
 
     def __init__(self, model: Model, layer: Layer) -> None:
@@ -68,7 +68,7 @@ def _part(model: Model, layer: Layer, part: Sublayer) -> nn.Module:
 
 
 class Norm(nn.Module):
-    """Several norms over the hidden size, as one module: RMSNorm, LayerNorm or no norm.
+    """Several norms over the hidden size, as one torch module: RMSNorm, LayerNorm or no norm.
 
     Args:
         model: Model that defines the type of norm.

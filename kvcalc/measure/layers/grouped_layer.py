@@ -32,9 +32,9 @@ DT_RANGE = 1e-3, 1e-1
 
 
 class GatedDeltaNetLayer(Mixer):
-    """Gated delta net in torch: linear attention with a recurrent state.
+    """Gated delta net (Qwen3-Next) in torch: linear attention with a recurrent state.
 
-    Several value heads may share one query and key head.
+    Several value heads may share one query head and one key head.
     """
 
     def __init__(self, *options: Any) -> None:
@@ -67,11 +67,11 @@ class GatedDeltaNetLayer(Mixer):
         return qk, v, step.sigmoid(), -a_log.exp() * F.softplus(decay + dt_bias), gate
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Return the results of convolution and scan, [sequences, value heads, new tokens, value
-        width].
+        """Run convolution and scan over the new tokens, and return the scan's output.
 
-        The cache has three states: of the two convolutions, and of the scan. They advance by the
-        new tokens. Without a cache, all states start at zero.
+        The output is [sequences, value heads, new tokens, value width]. The cache has three states:
+        of the two convolutions, and of the scan. The method advances them by the new tokens.
+        Without a cache, all states start at zero.
 
         Args:
             prepared: Tensors that `prepare` returned.
@@ -101,7 +101,7 @@ class GatedDeltaNetLayer(Mixer):
         """Return the causal convolution of each channel over the tokens, in the shape of x.
 
         Args:
-            name: Name of the filter weights.
+            name: Name of the weights that have the filter of each channel.
             x: Input [batch, heads, new tokens, width].
             state: Last inputs of earlier tokens, [batch, heads, kernel − 1, width]. It advances by
                 the new tokens. None means zeros.
@@ -176,9 +176,10 @@ def attend(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """Return causal attention of the last n of S tokens, [B, H, n, e].
+    """Return the output of causal attention for the last n of S tokens, [B, H, n, e].
 
-    For one token on a CPU, plain products read the cache faster than the fused kernel.
+    It uses torch's fused attention. For one token on a CPU it uses plain matrix products, which
+    read the cache faster.
 
     Args:
         q: Queries [B, H, n, d]: B sequences, H query heads, head width d.

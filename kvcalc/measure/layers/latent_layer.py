@@ -31,8 +31,10 @@ MAX_SCORED = 1 << 26  # elements of index scores in one operation
 
 
 class LatentLayer(Mixer):
-    """Multi-head latent attention (MLA) in torch, expanded for several new tokens, absorbed for
-    one.
+    """Multi-head latent attention (MLA) in torch.
+
+    For several new tokens it uses the expanded form, which recomputes keys and values of all heads.
+    For one new token it uses the absorbed form, which computes on the cached latents.
     """
 
     refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
@@ -42,7 +44,7 @@ class LatentLayer(Mixer):
         return float(self.spec.qk_nope_head_dim + self.spec.qk_rope_head_dim) ** -0.5
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return five tensors of the n new tokens of B sequences: queries, and rows to cache.
+        """Return five tensors for the n new tokens of B sequences: queries, and rows to cache.
 
         H is the number of query heads and r is kv_lora_rank. dn and dr are the key widths without
         and with positions.
@@ -53,6 +55,10 @@ class LatentLayer(Mixer):
         - Latents to cache, [B, 1, n, r].
         - RoPE keys to cache, [B, 1, n, dr].
         - Input of the query projection, [B, n, q_lora_rank], or x if there is no q_lora_rank.
+
+        Args:
+            x: Inputs of the new tokens [B, n, hidden size].
+            past: Number of tokens before them.
         """
         spec = self.spec
         query_input, name = x, "q"
@@ -138,11 +144,12 @@ class SparseLayer(LatentLayer):
     refused = (*LatentLayer.refused, "indexer", "index_pool")
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return seven tensors of the new tokens: the first four that MLA prepares, and three of
-        the indexer.
+        """Return seven tensors for the new tokens: four of MLA, and three of the indexer.
 
-        The indexer has queries [B, Hi, n, di], keys [B, 1, n, di] and head weights [B, n, Hi]. B is
-        the number of sequences and n of new tokens. Hi is index_n_heads and di is index_head_dim.
+        The first four are those of `LatentLayer.prepare`: queries without and with positions,
+        latents and RoPE keys. The indexer has queries [B, Hi, n, di], keys [B, 1, n, di] and head
+        weights [B, n, Hi]. B is the number of sequences and n of new tokens. Hi is index_n_heads
+        and di is index_head_dim.
 
         Args:
             x: Inputs of the new tokens [batch, new tokens, hidden size].
@@ -224,7 +231,8 @@ def top_tokens(scores: Tensor, top: int, visible_tokens: Tensor | None = None) -
     Args:
         scores: Scores [B, n, S] of S tokens, for n queries of B sequences.
         top: Number of positions per query.
-        visible_tokens: True if a query may attend to a token [n, S]; None if all are visible.
+        visible_tokens: Boolean mask [n, S], true if a query may attend to a token; None if all
+            queries may attend to all tokens.
     """
     if visible_tokens is not None:
         scores = scores.masked_fill(~visible_tokens, float("-inf"))
