@@ -360,6 +360,9 @@ def value_of(field: Field, c: Config) -> Any:
         raise c.fail(field, "is not a number in this file") from None
 
 
+_text = cache(ast.unparse)
+
+
 @cache
 def _parse(formula: str) -> ast.expr:
     return ast.parse(formula, mode="eval").body
@@ -450,12 +453,12 @@ def _number(node: ast.expr, c: Config) -> int:
             return c.size(key, minimum=0) if c.has(key) else _number(right, c)
     value = _evaluate(node, c)
     if type(value) is not int:
-        raise c.fail(ast.unparse(node), f"should be a whole number, not {show(value)}")
+        raise c.fail(_text(node), f"should be a whole number, not {show(value)}")
     return value
 
 
 def _is_true(node: ast.expr, c: Config) -> bool:
-    return _condition(_evaluate(node, c), ast.unparse(node), c)
+    return _condition(_evaluate(node, c), _text(node), c)
 
 
 def is_true(condition: Field, c: Config) -> bool:

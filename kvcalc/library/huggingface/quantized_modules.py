@@ -8,8 +8,10 @@ modules below it.
 """
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from itertools import combinations
 from time import process_time
 
 from kvcalc.errors import UserError
@@ -135,7 +137,7 @@ class Rules:
         self._layers, self._fail = layers, fail
         self._seconds = 0.0
         # Names and patterns by layer; EVERY_LAYER has names without a layer number.
-        self._names: dict[int, set[str]] = {EVERY_LAYER: set()}
+        self._names: dict[int, set[str]] = defaultdict(set)
         self._patterns: dict[int, dict[str, re.Pattern[str]]] = {}
         self._compiled: dict[str, re.Pattern[str]] = {}
         for name in dict.fromkeys(_EXPERT.sub(".experts.0", "\n".join(names)).split("\n")):
@@ -157,7 +159,7 @@ class Rules:
                 if "*" in suffix or "?" in suffix:
                     self._compile(layer, _wildcard(suffix.lstrip(".")))
                 else:
-                    self._names.setdefault(layer, set()).add(suffix.strip("."))
+                    self._names[layer].add(suffix.strip("."))
         elif is_wildcard:
             self._compile(EVERY_LAYER, r"(?:.*\.)?" + _wildcard(name))
         elif name:
@@ -193,12 +195,10 @@ class Rules:
         Raises:
             UserError: The patterns take more than 2 s to match.
         """
-        own_names = self._names.get(layer, set())
         return (
             self.everything
-            or any(not self._names[EVERY_LAYER].isdisjoint(_runs(name)) for name in modules)
-            or "" in own_names
-            or not all(own_names.isdisjoint(_starts(name)) for name in modules)
+            or not self._names[EVERY_LAYER].isdisjoint(_runs(modules))
+            or not self._names[layer].isdisjoint(_starts(modules))
             or self._search(EVERY_LAYER, f"model.layers.{layer}.", modules)
             or self._search(layer, "", modules)
         )
@@ -221,13 +221,18 @@ def _wildcard(name: str) -> str:
 
 
 @lru_cache(4096)
-def _starts(name: str) -> tuple[str, ...]:
-    words = name.split(".")
-    return tuple(".".join(words[:n]) for n in range(1, len(words) + 1))
+def _starts(modules: tuple[str, ...]) -> frozenset[str]:
+    """Return the first words of each name: `a.b` gives ``, `a` and `a.b`."""
+    names = [name.split(".") for name in modules]
+    return frozenset(".".join(words[:n]) for words in names for n in range(len(words) + 1))
 
 
 @lru_cache(4096)
-def _runs(name: str) -> tuple[str, ...]:
-    """Return every run of words: `a.b` gives `a`, `a.b` and `b`."""
-    words = name.split(".")
-    return tuple(run for i in range(len(words)) for run in _starts(".".join(words[i:])))
+def _runs(modules: tuple[str, ...]) -> frozenset[str]:
+    """Return every run of words in each name: `a.b` gives `a`, `a.b` and `b`."""
+    names = [name.split(".") for name in modules]
+    return frozenset(
+        ".".join(words[start:end])
+        for words in names
+        for start, end in combinations(range(len(words) + 1), 2)
+    )
