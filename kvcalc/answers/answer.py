@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """Print a text of several lines on stdout.
 
-    Long lines are wrapped on a terminal, but not in a pipe.
+    On a terminal, lines longer than its width are wrapped. In a pipe, lines are unchanged.
+
+    Args:
+        text: Lines separated by newlines. A wrapped line keeps its indentation.
     """
     output = visible(text)
     if sys.stdout.isatty():
@@ -43,7 +46,11 @@ def _wrapped(line: str, indent: int = 0) -> list[str]:
 
 
 def note(text: str) -> None:
-    """Print a note about the answer on stderr, after the word `note:`."""
+    """Print a remark on stderr as `note: TEXT`, so that it does not mix with the results on stdout.
+
+    Args:
+        text: The remark. It is cut after 1,000 characters.
+    """
     print_to_stderr(f"note: {printable(text, 1000)}")
 
 
@@ -53,11 +60,11 @@ def print_to_stderr(line: str) -> None:
 
 
 def save_text(target: str, content: str) -> None:
-    """Write a text file, and report its path on stderr.
+    """Write a text file, and print `wrote PATH` on stderr.
 
     Args:
-        target: Path of the file; `-` writes to stdout, without a report.
-        content: The text.
+        target: Path of the file; `-` writes to stdout, and then stderr stays empty.
+        content: The complete text of the file.
     """
     from kvcalc.library.files import write_text
 
@@ -73,8 +80,10 @@ MAX_TABLE_ROWS = 20_000
 
 
 class LazyRecords(Sequence[Record]):
-    """Records that are computed again each time they are read, because they may be too many to
-    store.
+    """Records that a function computes again at each reading, so that they need no memory.
+
+    A record is one row of an answer: a flat dictionary from JSON key to value. Commands use this
+    sequence if an answer may have more records than memory can store.
     """
 
     def __init__(self, make_records: Callable[[], Iterable[Record]], length: int) -> None:
@@ -100,10 +109,25 @@ class LazyRecords(Sequence[Record]):
 class Answer(msgspec.Struct, frozen=True, eq=False):
     """The answer of a command: its records, and how they are printed and drawn.
 
+    A record is a flat dictionary, JSON key → value, such as one row of the printed table.
     `str(answer)` is the command's table, and a notebook shows it as HTML. Each JSON key of the main
     record is an attribute, such as `answer.kv_cache_bytes`. Units are bytes, FLOPs and seconds. The
     main record is the total for `roofline`, otherwise the first record. `dir(answer)` lists the
     keys.
+
+    Attributes:
+        _records: All records.
+        _tables: Function that returns the tables to print.
+        _charts: Function that returns the charts to draw; by default it returns none.
+        _main: Index of the main record in `_records`.
+        _short: Further attribute name → the JSON key that it stands for.
+        _formulas: Function that returns the text of `--explain`; None for a text made from the
+            tables.
+        _notes: Remarks to print on stderr.
+        _status: Exit status of the command.
+        _yaml: Text that is printed instead of the tables; '' for none.
+        _is_silent: Whether the records are not printed, because a file is written to stdout
+            instead.
     """
 
     _records: Records

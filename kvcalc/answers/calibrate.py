@@ -42,12 +42,14 @@ ERROR_NOTE = "error of a row: exp(|ln(predicted/measured)|) − 1"
 
 
 class SourceOptions(Question, frozen=True):
-    """The origin of measured rows, which the calibration file states.
+    """The origin of the measured kernel times to which `calibrate` fits its time models.
+
+    The texts are copied into the calibration file, so that its readers can find the measurements.
 
     Attributes:
-        origin: Where the rows come from.
-        commit: Commit of the rows.
-        license_: License of the rows.
+        origin: Where the measurements come from, such as a name or an address.
+        commit: Commit of the repository that contains the measurements.
+        license_: License of the measurements.
         date: Date of the fit; '' for today.
     """
 
@@ -66,16 +68,23 @@ def run(
     all_stacks: bool = False,
     source: SourceOptions,
 ) -> Answer:
-    """Fit the time models to measured rows, and write them to calibration files.
+    """Fit the time models of GPU kernels to measured times, and write them to calibration files.
+
+    A calibration file lets other commands predict times for this GPU and software. Without it, they
+    print only datasheet bounds.
 
     Args:
-        rows: CSV files of measured rows.
-        gpu: Measured GPU: preset or YAML file.
-        stack: Measured software, such as `vllm`.
+        rows: CSV files with one measured operation per row: its GPU, software, shape and time.
+        gpu: The measured GPU, whose rows are used: preset name or YAML file.
+        stack: The measured software, whose rows are used, such as `vllm`.
         out: YAML file to write, or a folder with `all_stacks`; '' for the folder of the user's
             presets.
-        all_stacks: Whether to fit every GPU and software that the rows name.
-        source: Origin of the rows.
+        all_stacks: Whether to fit every GPU and software that the rows name. Then `gpu` and `stack`
+            must be ''.
+        source: Origin of the rows, which the files state.
+
+    Returns:
+        An answer with a record per fitted time model: its parameters and its errors.
     """
     provenance = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
     if all_stacks:
@@ -111,14 +120,17 @@ def _fit_stack(
 def calibrate_stack(
     paths: list[Path], gpu: Gpu, stack: str, out: str, provenance: Settings
 ) -> Answer:
-    """Fit the time models of a GPU and its software, write them, and return parameters and errors.
+    """Fit the kernel time models of one GPU and software to measured times, and write them.
 
     Args:
-        paths: CSV files of measured rows.
-        gpu: Measured GPU.
-        stack: Measured software, such as `vllm`.
+        paths: CSV files with one measured operation per row.
+        gpu: Measured GPU. Rows of other GPUs are ignored.
+        stack: Measured software, such as `vllm`. Rows of other software are ignored.
         out: YAML file to write; '' for the folder of the user's presets, `-` for stdout.
-        provenance: Origin of the rows, which the file states.
+        provenance: Origin of the rows, which the file states: origin, commit, license and date.
+
+    Returns:
+        An answer with a record per time model: its parameters and its errors.
 
     Raises:
         UserError: The rows are too few for every time model.
@@ -193,14 +205,19 @@ def _parameters(record: Record) -> str:
 
 
 class ValidationOptions(Question, frozen=True):
-    """How predictions are compared with measured rows.
+    """How `validate` compares predicted times with measured times.
+
+    A row is one measured operation or server in a CSV file. A calibration is a set of time models
+    that were fitted to measurements of one GPU and software.
 
     Attributes:
         by: Keys by which rows are grouped, separated by commas. Each group becomes one record.
         predictions: CSV file to write with every row and its prediction; '' for none.
         fail_above: Median error of a group, in percent, above which the exit status is 1.
-        stack: Calibration for all rows; '' for the calibration of each row's own framework.
-        calibration_from: GPU whose calibrations are scaled to the measured GPUs; '' for their own.
+        stack: Software whose calibration predicts all rows; '' for the software that each row
+            names.
+        calibration_from: GPU whose calibrations are scaled to the measured GPUs; '' for the
+            measured GPUs' own calibrations.
     """
 
     by: str = "op,gpu,framework,dtype"
@@ -211,13 +228,13 @@ class ValidationOptions(Question, frozen=True):
 
 
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
-    """Compare predictions with measured rows.
+    """Compare predicted with measured times, and return the errors of each group of measurements.
 
     The exit status is 1 if the median error of a group exceeds `--fail-above`.
 
     Args:
-        rows: CSV files of measured rows.
-        options: How they are compared.
+        rows: CSV files with one measured operation or server per row.
+        options: How rows are grouped and predicted, and which error is too large.
     """
     limit = options.fail_above
     source = load_gpu(options.calibration_from) if options.calibration_from else None

@@ -36,11 +36,15 @@ def run_models(
 ) -> Answer:
     """List model presets, or show one in full.
 
+    A preset is a YAML file with the layers of a known model.
+
     Args:
-        model_name: Model to show in full, a list of models, or a part of names; '' for all.
-        family: List only models of this family.
-        attention: List only models with this attention: mla, gqa or window.
-        import_: A config.json that is printed as a preset.
+        model_name: Model to show in full, a comma-separated list of models, or a part of preset
+            names; '' for all presets.
+        family: List only models of this family; '' for all.
+        attention: List only models with this attention: mla, gqa or window; '' for all.
+        import_: Path of a config.json, or another model name, to print as the YAML text of a
+            preset; '' to list presets.
     """
     from kvcalc.library.huggingface.notes import preset_text_of
 
@@ -86,9 +90,12 @@ def run_gpus(
 ) -> Answer:
     """List GPU presets, or show one in full.
 
+    A preset is a YAML file with the datasheet values of a GPU.
+
     Args:
-        gpu_name: GPU to show in full, a list of GPUs, or a part of names; '' for all.
-        vendor: List only GPUs of this vendor or architecture.
+        gpu_name: GPU to show in full, a comma-separated list of GPUs, a vendor, or a part of preset
+            names; '' for all presets.
+        vendor: List only GPUs with this text in their vendor or architecture; '' for all.
     """
     if "," in gpu_name:
         return _gpus_answer([load_gpu(word) for word in gpu_words(gpu_name)])
@@ -125,7 +132,11 @@ def _gpus_answer(gpus: "Sequence[Gpu]") -> Answer:
 
 
 def run_schema(command: str) -> None:
-    """Print the JSON Schema of the records that a command prints."""
+    """Print the JSON Schema of the records that a command prints with `--format json`.
+
+    Args:
+        command: Name of the command, such as `fit`.
+    """
     from kvcalc.report.export import schema_of_command
 
     print(json.dumps(schema_of_command(command), indent=2, ensure_ascii=False))

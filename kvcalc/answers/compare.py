@@ -27,8 +27,8 @@ class VariantOptions(Question, frozen=True):
     """The attention variants to compare.
 
     Attributes:
-        variants: Names, such as `none` (the model's own attention), `mha` or `gqa:8`. () for the
-            default variants of the model.
+        variants: Names, such as `none` (the model's own attention), `mha`, or `gqa:8` (8 KV heads).
+            () for the default variants of the model.
     """
 
     variants: tuple[str, ...] = ()
@@ -42,14 +42,15 @@ def run(
     deploying: list[DeploymentOptions],
     dimensions: DimensionOptions,
 ) -> Answer:
-    """Compare variants of a model's attention.
+    """Compare KV cache, decode step time and quality of a model with other kinds of attention.
 
     Args:
         model: Name or file of the model; '' if `dimensions` are given.
-        compared: The variants.
-        shapes: Contexts and batch sizes.
-        deploying: Options of each deployment.
-        dimensions: Sizes of the layers, instead of a model.
+        compared: The attention variants, such as MHA or GQA, that replace the model's attention.
+        shapes: Each context and batch size at which the variants are compared.
+        deploying: GPU, data types and parallelism of each deployment.
+        dimensions: Number and widths of the layers, given instead of a model. Then the answer has
+            no weights and no times.
     """
     if not model and dimensions == DimensionOptions():
         raise UserError(
@@ -77,12 +78,13 @@ def compare_answer(
 ) -> Answer:
     """Return a record for each deployment, attention variant, context and batch size.
 
-    Reductions are against the first variant.
+    A record has the bytes of the KV cache per GPU and the seconds of a decode step. Reductions are
+    values of the first variant ÷ values of the record's variant.
 
     Args:
         deployments: Deployments of one model.
-        names: Names of variants; empty for the model's default variants.
-        shapes: Contexts and batch sizes.
+        names: Names of variants such as `gqa:8`; empty for the model's default variants.
+        shapes: Each context and batch size. All have the block size of the first.
         is_typed: Whether the user gave dimensions of layers instead of a model. Records then have
             no weights and no times.
 

@@ -32,9 +32,13 @@ Sharding = TypeVar("Sharding", bound=ShardingOptions)
 
 
 def model_words(names: Sequence[str]) -> list[str]:
-    """Return the single model names in a list of words.
+    """Return the single model names in the words of a command line.
 
-    A word may be a comma-separated list. If a word is the path of a file, it may contain a comma.
+    A word may be a comma-separated list: ["a,b", "c"] gives ["a", "b", "c"]. A word that is the
+    path of an existing file or folder is not divided, because its name may contain a comma.
+
+    Args:
+        names: Words that the user typed for the models.
     """
     words: list[str] = []
     for name in names:
@@ -44,14 +48,15 @@ def model_words(names: Sequence[str]) -> list[str]:
 
 
 def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]":
-    """Return the models that the words name.
+    """Return the models that the words of a command line name.
 
-    If two models have the same name, each gets its word as a name. Example: `a/m.json` and
-    `b/m.json` are both called `m`.
+    If two models have the same name, each is renamed to the word that the user typed for it.
+    Example: `a/m.json` and `b/m.json` both have the name `m`, and are renamed to these paths.
 
     Args:
         names: Words, each a model or a comma-separated list of models.
-        changes: Changes of the models' fields by `--set`, such as `layers=40`.
+        changes: Changes of the models' fields by `--set`, such as `layers=40`. They apply to every
+            model.
     """
     from msgspec.structs import replace
 
@@ -66,7 +71,7 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
 
 
 def model_of(name: str, changes: Sequence[str]) -> "Model":
-    """Return a model by preset name, file or Hub name.
+    """Return a model by preset name, file or name on the Hugging Face Hub.
 
     Args:
         name: The name.
@@ -118,7 +123,7 @@ def typed_dimensions(
 
 
 def gpu_words(names: str) -> list[str]:
-    """Return the names in a comma-separated list of GPUs. `all` stands for every GPU preset."""
+    """Return the single GPU names in a comma-separated list. `all` stands for every GPU preset."""
     from kvcalc.library.load import all_gpus
 
     words = []
@@ -133,8 +138,10 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
     """Return the GPUs that the options name.
 
     Args:
-        options: The options. `memory` and `inter_node_bandwidth` replace values of each GPU.
-        is_timed: Whether the answer has times. Then `all` leaves out GPUs without a compute peak.
+        options: The options with the names of GPUs. `memory` and `inter_node_bandwidth` replace
+            the memory and the bandwidth between nodes in each GPU.
+        is_timed: Whether the answer has times. If the user asked for `all` GPUs, GPUs without a
+            published FLOP rate are then left out.
     """
     from kvcalc.library.load import load_gpu, with_memory, with_rate_between
 
@@ -147,13 +154,17 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
 
 
 def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
-    """Return a GPU of this machine, the bytes in use on each GPU, and notes on their processes.
+    """Return the preset of this machine's GPUs, their memory in use, and notes on their processes.
 
     The `num_gpus` GPUs with the least memory in use are selected. They have the same model as the
-    machine's first GPU. The bytes are the largest number in use on one of them.
+    machine's first GPU.
 
     Args:
         num_gpus: Number of GPUs that the deployment needs.
+
+    Returns:
+        The GPU preset; the bytes in use on the selected GPU that has the most in use; and notes for
+        the user on the processes that use this memory.
 
     Raises:
         UserError: The machine has no GPU, or too few.
@@ -194,8 +205,10 @@ def precision_of(options: ShardingOptions) -> "Precision":
 def parallelism_of(options: ShardingOptions) -> "Parallelism":
     """Return the tensor, pipeline, data, expert and context parallelism that the options name.
 
+    With `enable_expert_parallel`, the experts are spread over all tp · dp GPUs.
+
     Raises:
-        UserError: Both forms of expert parallelism are given.
+        UserError: Both `enable_expert_parallel` and an `ep` above 1 are given.
     """
     from kvcalc.layers.batch import Parallelism
 
@@ -210,12 +223,12 @@ def parallelism_of(options: ShardingOptions) -> "Parallelism":
 def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[Sharding]:
     """Return options in which `--tp auto` is replaced by fixed numbers of GPUs.
 
-    An item with `--tp auto` becomes an item for each size in AUTO_TP by which all models can be
-    split.
+    An item with `--tp auto` becomes several items: with tp 1, 2, 4 and 8, without the sizes by
+    which a model cannot be split.
 
     Args:
-        options: The options. Items without `--tp auto` do not change.
-        models: The models.
+        options: Each an item with one value for tp. Items without `--tp auto` do not change.
+        models: The models, all of which must be divisible by the size.
     """
     from msgspec.structs import replace
 
@@ -236,7 +249,13 @@ def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[
 
 
 def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "list[Stored]":
-    """Return each model with the data types and the parallelism of each item of `options`."""
+    """Return (model, data types, parallelism) for each pair of a model and an item of options.
+
+    Args:
+        models: The models.
+        options: Each an item with data types and parallelism. An item with `--tp auto` counts as
+            one item for each of tp 1, 2, 4 and 8 by which all models can be split.
+    """
     return [
         (model, precision_of(option), parallelism_of(option))
         for model, option in product(models, split_sizes(options, models))
@@ -244,7 +263,12 @@ def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "li
 
 
 def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
-    """Return two lists: the distinct contexts and the distinct batch sizes of the options."""
+    """Return the distinct contexts and the distinct batch sizes of the options, as two lists.
+
+    Args:
+        shapes: Options with one context (tokens) and one batch size (sequences) each. They come
+            from lists that the user typed, so contexts and batch sizes repeat.
+    """
     contexts = dict.fromkeys(shape.context for shape in shapes)
     return list(contexts), list(dict.fromkeys(shape.batch_size for shape in shapes))
 
@@ -252,15 +276,16 @@ def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
 def deployment_of(
     model: "Model", gpu: "Gpu", options: DeploymentOptions, kind: Any = None
 ) -> "TimedDeployment":
-    """Return a model on one replica of GPUs, with the options' engine and calibration.
+    """Return a model on one replica of GPUs, ready to be timed with the options' engine.
 
-    If an engine does not support a float32 checkpoint, the precision is the dtype that it loads.
+    Times are predicted by the engine's calibration: time models fitted to measured kernels. If the
+    engine does not support a float32 checkpoint, the data type is the one in which it loads it.
 
     Args:
         model: The model.
         gpu: The GPU.
-        options: The options.
-        kind: The class of the result, by default `TimedDeployment`.
+        options: Data types, parallelism, engine and calibration.
+        kind: The class of the result; None for `TimedDeployment`.
     """
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -288,12 +313,13 @@ def deployments_of(
 ) -> "list[TimedDeployment]":
     """Return a deployment for each combination of model, GPU and item of `options`.
 
-    With `--tp auto`, there is a deployment for each size in AUTO_TP by which all models can be
+    With `--tp auto`, there is a deployment for each of tp 1, 2, 4 and 8 by which all models can be
     split.
 
     Args:
         names: Words, each a model or a comma-separated list of models.
-        options: The options. The first item names the GPUs and the changes of models.
+        options: Items with data types, parallelism, engine and calibration. The first item also
+            names the GPUs, and the `--set` changes of the models' fields.
     """
     models = models_of(names, options[0].set_)
     return [
@@ -305,11 +331,14 @@ def deployments_of(
 
 
 def remarks(models: "Iterable[Model]", longest: int) -> list[str]:
-    """Return the models' own notes, and a note on each model whose maximum context is exceeded.
+    """Return notes for the user about the models of an answer, each after the names of its models.
+
+    These are the notes that each model has from its file, such as parts that are not counted. A
+    further note says if the requested context exceeds a model's maximum.
 
     Args:
         models: The models.
-        longest: Longest context in tokens.
+        longest: Longest requested context in tokens.
     """
     names_by_note: dict[str, list[str]] = {}
     for model in {m.name: m for m in models}.values():

@@ -8,7 +8,9 @@ FLAGS = ("dtype", "kv_cache_dtype", "quantization", "tp")
 
 
 class DiagnoseOptions(Question, frozen=True):
-    """Options of `diagnose`. '' and 0 leave a value to the log.
+    """Options of `diagnose`, which explains the memory in an engine's start-up log.
+
+    If an option is '' or 0, its value is read from the log.
 
     Attributes:
         model: Model, if the log has only its path.
@@ -17,9 +19,9 @@ class DiagnoseOptions(Question, frozen=True):
         kv_cache_dtype: Data type of the cache, instead of the log's.
         quantization: Format of the weights, instead of the log's.
         tp: Tensor-parallel size, instead of the log's.
-        users: Concurrent users that must fit.
+        users: Concurrent users that must fit on the replica.
         context: Tokens of each user.
-        boot: Number of the engine start in the log, from 1 on; 0 for all.
+        boot: Which of several engine starts in the log is explained: 1 for the first; 0 for all.
     """
 
     model: str = ""
@@ -41,10 +43,14 @@ def run(
 ) -> Answer:
     """Explain the memory of an engine from its start-up log, and suggest changes.
 
+    The answer has a record per memory item, such as weights or CUDA graphs, with the logged and the
+    predicted bytes of one GPU.
+
     Args:
         logs: Log files; `-` is stdin.
         options: Values that replace values in the log, and the users that must fit.
-        save: File for the measured overheads, which `fit --from-log` reads; '' for none.
+        save: File to write with the measured overheads, so that `fit --from-log` can use them
+            instead of predicted overheads; '' for none.
     """
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots

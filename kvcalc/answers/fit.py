@@ -36,14 +36,16 @@ MAX_LAYERS = 1 << 17  # layers of all pipeline stages
 
 
 class TypedWords(NamedTuple):
-    """The words of a request as the user typed them. Suggested commands repeat them.
+    """The words of a `fit` request as the user typed them. Suggested commands repeat them.
 
     Attributes:
-        names: Typed word for each model and GPU, by its name.
-        extra_words: Options of `fit` that no engine's command line has, such as `--memory`.
+        names: Name of a model or GPU → the word that the user typed for it. Example:
+            "h100-sxm" → "h100".
+        extra_words: Words of options that no engine's command line has, such as `--memory 36GiB`.
         has_all_experts: Whether the request has `--enable-expert-parallel`.
-        stated: Options stated in an engine's command line; empty without a command line.
-        notes: Notes about the command line.
+        stated: Options that an engine's command line states, by their names in `fit`; empty if the
+            request has no engine's command line.
+        notes: Notes for the user about the engine's command line, such as flags that are ignored.
     """
 
     names: Mapping[str, str] = {}
@@ -68,13 +70,17 @@ def run(
 
     Args:
         models: Models, or the words of an engine's command line such as `vllm serve …`.
-        fit_values: Values of the options in `FitQuestion`, by name.
-        placing: Values of the options in `PlacementOptions`, by name.
-        studies: Lengths of requests for `--lengths`.
-        allocations: Allocation steps to simulate, such as `A 1024 50; free A`, or their file.
+        fit_values: Option name → value, for the options in `FitQuestion`: lengths, users and
+            settings of the engine.
+        placing: Option name → value, for the options in `PlacementOptions`: GPUs, data types and
+            parallelism.
+        studies: Request lengths for which the waste of memory allocators is computed too.
+        allocations: Allocation steps to simulate instead, such as `A 1024 50; free A`, or the path
+            of a file with them; '' for none.
         matrix: Whether to answer with a matrix of users and contexts.
-        file: Docker Compose or Kubernetes file with servers; '' for none.
-        emit: Form in which a deployment is printed: vllm, docker, compose or kubernetes.
+        file: Docker Compose or Kubernetes file whose servers are checked; '' for none.
+        emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
+            for a table.
     """
     if not models and not file:
         line = "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k"
@@ -143,14 +149,14 @@ def _file_answer(
 def fit_points(
     models: Sequence[str], placing: Settings, fit_values: Settings
 ) -> "tuple[list[Point], TypedWords]":
-    """Return each deployment with its fit options, and the words that the user typed.
+    """Return (deployment, its fit options) pairs, and the words that the user typed.
 
-    There is a deployment for each combination of model, GPU and listed option.
+    There is a pair for each combination of model, GPU and item of an option that is a list.
 
     Args:
         models: Models, or the words of an engine's command line such as `vllm serve …`.
-        placing: Values of the options in `PlacementOptions`, by name.
-        fit_values: Values of the options in `FitQuestion`, by name.
+        placing: Values of options by name: GPUs, data types and parallelism (`PlacementOptions`).
+        fit_values: Values of options by name: lengths, users and engine settings (`FitQuestion`).
     """
     from kvcalc.capacity.fit_options import read_fit_options
     from kvcalc.library.load import AUTO, with_memory
@@ -244,15 +250,16 @@ def fit_answer(
     allocations: str = "",
     emit: str = "",
 ) -> Answer:
-    """Return the capacity of each deployment, the smallest that fits first.
+    """Return how many users fit in each deployment, and its memory; the smallest that fits first.
 
     Args:
-        points: Each deployment with its options.
-        studies: Lengths of requests for `--lengths`.
-        words: The words that the user typed.
-        allocations: Allocation steps, or their file. If given, they are simulated in the first
-            deployment instead.
-        emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes.
+        points: Pairs of a deployment with its fit options: lengths, users and engine settings.
+        studies: Request lengths for which the waste of memory allocators is computed too.
+        words: The words that the user typed, which suggested commands repeat.
+        allocations: Allocation steps, or their file, to simulate instead in the cache of the first
+            deployment. '' for none.
+        emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
+            for a table.
     """
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_files import deployment_text

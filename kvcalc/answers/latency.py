@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 def run(
     models: list[str], *, requests: list[LatencyOptions], deploying: list[DeploymentOptions]
 ) -> Answer:
-    """Predict TTFT, TPOT and end-to-end time of one request.
+    """Predict TTFT, TPOT and end-to-end seconds of one batch of equal requests.
 
     Args:
         models: Models, each word a name or a comma-separated list.
-        requests: Lengths and batch sizes of the requests.
-        deploying: Options of each deployment.
+        requests: Prompt length, output length and batch size. Each item gives a record per
+            deployment.
+        deploying: GPU, data types, parallelism and engine of each deployment.
     """
     return latency_answer(deployments_of(models, deploying), requests)
 
@@ -33,7 +34,12 @@ def run(
 def latency_answer(
     deployments: "Sequence[TimedDeployment]", requests: Sequence[LatencyOptions]
 ) -> Answer:
-    """Return TTFT, TPOT and end-to-end seconds of each request on each deployment."""
+    """Return TTFT, TPOT and end-to-end seconds of each request on each deployment.
+
+    Args:
+        deployments: The deployments, each a model on one replica of GPUs.
+        requests: Prompt length, output length and batch size of each batch of equal requests.
+    """
     from kvcalc.report.text.serving_text import latency_tables
     from kvcalc.serving.request_latency import latency_records
 

@@ -48,10 +48,11 @@ def takes_options(
     """Return a decorator for methods of `Deployment` that take the options of question classes.
 
     The decorated method takes each option by keyword, or the first options by position. The
-    decorator collects them in a dictionary, and adds the options' help to the method's docstring.
+    decorator collects them in a dictionary, which the original method receives as its only
+    argument. It also adds the options' help to the method's docstring.
 
     Args:
-        questions: Classes whose fields are the options.
+        questions: Classes whose fields are the options. A question is a group of options.
     """
     parameters = [p for question in questions for p in parameters_in(question)]
     names = [p.name for p in parameters]
@@ -73,15 +74,16 @@ def takes_options(
 
 
 class Deployment(deployment.TimedDeployment, frozen=True):
-    """A model on GPUs. Each method does what the command of the same name does.
+    """A model on one replica of GPUs. Each method does what the command of the same name does.
 
     The methods take the command's options as keyword arguments, and raise the command's errors. A
-    value is a text as on the command line, or a Python value. A list adds records if the option
-    takes a list.
+    value is a text as on the command line, or a Python value. A list gives a record per item, if
+    the option takes a list.
 
     Attributes:
-        file_precision: Data types for `size`, if they differ from the engine's. An engine loads a
-            float32 checkpoint in another dtype. None if they do not differ.
+        file_precision: Data types of weights and cache in the model's file. Only `size` uses them.
+            None if the engine uses the same data types. It does not for a float32 checkpoint, which
+            it loads in another dtype.
     """
 
     file_precision: Precision | None = None
@@ -100,8 +102,10 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     def fit(self, options: Settings) -> Answer:
         """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
 
-        Without max_model_len, the length is the model's maximum, or the longest that fits. The
-        default engine is the engine of the deployment.
+        `max_num_seqs` is the number of sequences that fit on the replica, and `kv_budget_bytes` the
+        memory for the KV cache on one GPU. Without the option max_model_len, the length is the
+        model's maximum, or the longest that fits. The default engine is the engine of the
+        deployment.
         """
         if options.get("engine", self.engine) == self.engine:
             options = {"engine": self.engine, "engine_version": self.engine_version} | options
@@ -110,14 +114,19 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(LatencyOptions)
     def latency(self, options: Settings) -> Answer:
-        """Predict one request: `ttft_s`, `tpot_s`, `e2e_s`, `output_tokens_per_s` and more."""
+        """Predict one batch of equal requests: `ttft_s`, `tpot_s`, `e2e_s` and more.
+
+        `ttft_s` is the seconds to the first token, `tpot_s` the mean seconds per further token, and
+        `e2e_s` the seconds to the last token.
+        """
         return latency_answer([self], read_questions(LatencyOptions, options))
 
     @takes_options(PassOptions, ContextOptions)
     def roofline(self, options: Settings) -> Answer:
-        """Compute FLOPs, bytes and bound of each operator in a pass.
+        """Compute FLOPs, bytes and bound of each operator in one forward pass of the model.
 
-        The answer's attributes are the keys of the total.
+        The answer has a record per operator, then their total. Its attributes are the keys of the
+        total.
         """
         return roofline_answer(
             [self], read_question(PassOptions, options), read_questions(ContextOptions, options)
@@ -125,10 +134,11 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(SchedulingOptions, Workload, ServerSettings)
     def serve(self, options: Settings) -> Answer:
-        """Simulate a server: `throughput_tokens_per_s`, `ttft_p50_s`, `tpot_p99_s` and more.
+        """Simulate a server under load, for `throughput_tokens_per_s`, `ttft_p50_s` and more.
 
-        Without rate, requests and max_concurrency, the first record is the highest sustained rate.
-        Further records follow, one for each rate that was tried.
+        If none of rate, requests and max_concurrency is given, several request rates are tried. The
+        first record is then of the highest rate that the server sustains. Further records follow,
+        one for each rate that was tried.
         """
         scheduling = read_questions(SchedulingOptions, options)
         settings = read_question(ServerSettings, options)
@@ -136,9 +146,10 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(VariantOptions, SizeOptions)
     def compare(self, options: Settings) -> Answer:
-        """Compare variants of the model's attention, with one record per variant.
+        """Compare variants of the model's attention, such as MHA and GQA: one record per variant.
 
-        Reductions are against the first variant.
+        A record has the variant's KV cache, its decode step time and its published quality.
+        Reductions are the bytes of the first variant ÷ the bytes of the record's variant.
         """
         names = read_question(VariantOptions, options).variants
         return compare_answer([self], names, read_questions(SizeOptions, options))

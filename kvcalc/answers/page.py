@@ -28,7 +28,7 @@ PROMPT, OUTPUT = 2000, 500  # tokens of the request that the page times
 
 
 class PageRequest(NamedTuple):
-    """What a report page is about: the command words that its sections repeat, and the load.
+    """The subject of a report page: the words that its command lines repeat, and the load.
 
     Attributes:
         model: The model with its data types and parallelism, as words of a command line.
@@ -58,11 +58,14 @@ class Section(NamedTuple):
 
 
 def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
-    """Return the report page on a deployment as HTML.
+    """Return the report page on a deployment as HTML, with tables, pictures and commands.
+
+    The sections say whether the load fits, how big the cache is, and how long a decode step and a
+    request take. One section compares other kinds of attention.
 
     Args:
         deployment: The deployment.
-        request: The load, and the command words that the page shows.
+        request: The number of users and their contexts, and the command words that the page shows.
 
     Raises:
         UserError: The model cannot run in this deployment.

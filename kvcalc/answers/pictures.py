@@ -18,8 +18,8 @@ class StandardFigure(NamedTuple):
     """A picture that `kvcalc plot` can draw.
 
     Attributes:
-        summary: Text in the list of pictures.
-        formula: First line of `--explain`.
+        summary: Description in the list of pictures that `kvcalc plot` prints.
+        formula: How the drawn values are computed; the first line of `--explain`.
         models: Names of the models that it shows by default, separated by spaces.
         context: Default context in tokens, or a comma-separated list.
     """
@@ -107,7 +107,7 @@ def run_plot(
     input_: str = "",
     explain: bool = False,
 ) -> None:
-    """Draw a picture, such as the KV cache over context.
+    """Draw a standard picture, such as the KV cache over context, to a file or the terminal.
 
     Args:
         kind: Name of the picture, a key of FIGURES; '' prints the list of pictures.
@@ -115,8 +115,8 @@ def run_plot(
         figure: GPUs, contexts, batch sizes and data types.
         plot: File to write; `-` draws in the terminal.
         style: light, dark or slides.
-        input_: CSV file of measured rows, for the picture `measured`.
-        explain: Whether to print the values and their formula instead.
+        input_: CSV file with measured kernel times, needed only by the picture `measured`.
+        explain: Whether to print the drawn values and their formula instead.
     """
     if not kind:
         for name, shown_figure in FIGURES.items():

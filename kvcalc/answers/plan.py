@@ -24,15 +24,18 @@ def run(
     emit: str = "",
     set_: list[str] = [],  # noqa: B006 (no function changes the list)
 ) -> Answer:
-    """Find the best deployments. The exit status is 1 if no deployment meets the targets.
+    """Find the best deployments for a load. The exit status is 1 if none meets the targets.
 
     Args:
         models: Models, each word a name or a comma-separated list.
-        need: Values of the options in `Requirement`, by name.
-        space: Values of the options in `SpaceOptions`, by name.
-        points: File for every configuration that was tried; '' for none.
+        need: Option name → value, for the options in `Requirement`: the load, and the targets for
+            latency and throughput.
+        space: Option name → value, for the options in `SpaceOptions`: the GPUs, parallelism, data
+            types and engines to try.
+        points: File to write with every configuration that was tried; '' for none.
         jobs: Has no effect. Old scripts may use it.
-        emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes.
+        emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes; ''
+            for a table.
         set_: Changes of the models' fields, such as `layers=40`.
     """
     return plan_answer(models_of(models, set_), need | space, points, emit)
@@ -46,10 +49,13 @@ def plan_answer(
 ) -> Answer:
     """Return the best deployments for each combination of a load and its targets.
 
+    The exit status of the answer is 1 if no deployment meets the targets.
+
     Args:
-        models: The models.
-        options: Values of the options in `Requirement` and `SpaceOptions`, by name.
-        points: File for every configuration that was tried; '' for none.
+        models: The models, each of which is tried.
+        options: Option name → value, for the options in `Requirement` (load and targets) and
+            `SpaceOptions` (what is tried).
+        points: File to write with every configuration that was tried; '' for none.
         emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.
     """

@@ -76,12 +76,12 @@ def as_tokens(value: int | str, noun: str) -> int:
 
 
 def of_kind(value: Value, noun: str, *kinds: type) -> Value:
-    """Return the value unchanged, after a check of its type.
+    """Return the value unchanged if it has one of the allowed types, otherwise raise UserError.
 
     Args:
         value: The value.
-        noun: What the value should be, for the error message.
-        kinds: The types that are allowed.
+        noun: What the value should be, for the message `VALUE is no NOUN`.
+        kinds: The allowed types.
 
     Raises:
         UserError: The value has another type.
@@ -105,12 +105,14 @@ READERS: dict[str, Callable[[Any], Any]] = {
 
 
 def accepts_names(function: Callable[..., Value]) -> Callable[..., Value]:
-    """Return a function that also takes names of models and GPUs, and tokens as text such as `4k`.
+    """Return `function` so that callers may give names of models and GPUs instead of objects.
 
-    Other arguments, such as batch and precision, are only checked for their type.
+    The arguments `model` and `gpu` may be names or files. The arguments `context`, `batch_size` and
+    `block_size` may be texts such as `4k`. The arguments `batch`, `precision`, `parallelism` and
+    `operators` are only checked for their type.
 
     Args:
-        function: Function of models, GPUs and integers. READERS lists its possible arguments.
+        function: Function whose arguments have some of these names. Other arguments are passed on.
 
     Raises:
         UserError: When the function is called, an argument has a wrong type or an unknown name.

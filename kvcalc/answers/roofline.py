@@ -28,8 +28,9 @@ class PassOptions(Question, frozen=True):
 
     Attributes:
         phase: decode or prefill.
-        batch: A mixed pass instead, such as `500+4x1@4k`: one prompt of 500 tokens, and four
-            decodes after 4,096 tokens. '' for a pass of one phase.
+        batch: A mixed pass instead of `phase`, such as `500+4x1@4k`: one prompt of 500 tokens, and
+            four sequences that decode one token each after 4,096 cached tokens. '' for a pass of
+            one phase.
         head: Positions for which the LM head is computed: last or all.
     """
 
@@ -45,14 +46,14 @@ def run(
     shapes: list[ContextOptions],
     deploying: list[DeploymentOptions],
 ) -> Answer:
-    """Show FLOPs, bytes, intensity and bound of each operator in a pass.
+    """Show FLOPs, bytes, FLOP per byte and bound of each operator in a forward pass.
 
     Args:
-        models: Models, each word a name or a comma-separated list. If empty, the answer is about
-            attention variants without a model.
-        pass_: The pass.
-        shapes: Contexts and batch sizes.
-        deploying: Options of each deployment.
+        models: Models, each word a name or a comma-separated list. If empty, the answer compares
+            one attention layer of several model families, without a model.
+        pass_: Phase of the forward pass, or its mixed batch.
+        shapes: Each context and batch size for which a pass is computed.
+        deploying: GPU, data types, parallelism and engine of each deployment.
     """
     if not models:
         precisions = list(dict.fromkeys(map(precision_of, deploying)))
@@ -65,11 +66,15 @@ def roofline_answer(
     pass_: PassOptions,
     shapes: Sequence[ContextOptions],
 ) -> Answer:
-    """Return the operators and the total of a pass, for each deployment, context and batch size.
+    """Return FLOPs, bytes and seconds of each operator in a forward pass, and of the whole pass.
+
+    There is a pass for each deployment, context and batch size. Values are of one GPU; with
+    pipeline parallelism, they are sums over one GPU of each stage.
 
     Args:
+        deployments: The deployments, each a model on one replica of GPUs.
         pass_: Phase or mixed batch of the pass, and the positions of the LM head.
-        shapes: Contexts and batch sizes. A mixed pass ignores them.
+        shapes: Contexts and batch sizes. A mixed batch replaces them.
     """
     from kvcalc.capacity.fit_records import pass_with_memory
     from kvcalc.layers.batch import Batch
@@ -115,10 +120,7 @@ def roofline_answer(
         draw,
         -1,
         _formulas=formulas,
-        _notes=remarks(
-            [deployment.model for deployment in deployments],
-            longest,
-        ),
+        _notes=remarks([deployment.model for deployment in deployments], longest),
     )
 
 

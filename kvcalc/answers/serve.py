@@ -32,16 +32,17 @@ def run(
     timeline: str = "",
     deploying: list[DeploymentOptions],
 ) -> Answer:
-    """Simulate a server under load, pass by pass.
+    """Simulate servers under load, one forward pass after another.
 
     Args:
         models: Models, each word a name or a comma-separated list.
-        load: Values of the options in `Workload`, by name.
-        scheduling: Batching policies and kinds of cache.
+        load: Option name → value, for the options in `Workload`: request rate or clients, and
+            lengths.
+        scheduling: How batches are formed and the cache is allocated. Each item gives a simulation.
         settings: Limits and latency targets of the server.
         find_rate: Whether to find the highest rate that meets the latency targets.
-        timeline: CSV file for every pass; '' for none.
-        deploying: Options of each deployment.
+        timeline: CSV file to write with every forward pass; '' for none, `-` for stdout.
+        deploying: GPU, data types, parallelism and engine of each deployment.
     """
     return serve_answer(
         deployments_of(models, deploying), load, scheduling, settings, find_rate, timeline
@@ -59,13 +60,13 @@ def serve_answer(
     """Return latencies, throughput and cache use of each simulated server under each load.
 
     Args:
-        deployments: The deployments.
-        load: Values of the options in `Workload`, by name. Without a rate, a trace or clients,
-            several rates are tried.
-        scheduling: Batching policies and kinds of cache.
+        deployments: The deployments, each a model on one replica of GPUs.
+        load: Option name → value, for the options in `Workload`. Without a rate, a trace or
+            clients, several rates are tried.
+        scheduling: How batches are formed and the cache is allocated. Each item gives a simulation.
         settings: Limits and latency targets of the server.
-        find_rate: Whether to find the highest rate that meets the targets.
-        timeline: CSV file for every pass; '' for none.
+        find_rate: Whether to find the highest rate that meets the latency targets.
+        timeline: CSV file to write with every forward pass; '' for none, `-` for stdout.
     """
     from kvcalc.report.text.measure_text import progress_bar
     from kvcalc.report.text.serving_text import serve_table

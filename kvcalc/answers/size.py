@@ -38,13 +38,13 @@ def run(
     sharding: list[ShardingOptions],
     dimensions: DimensionOptions,
 ) -> Answer:
-    """Compute KV cache size and compare it with the weights.
+    """Compute the bytes of the KV cache on one GPU, and compare them with the weights.
 
     Args:
         models: Models, each word a name or a comma-separated list; empty if `dimensions` are given.
-        shapes: Contexts, batch sizes and block sizes.
-        sharding: Data types and parallelism.
-        dimensions: Sizes of the layers, instead of a model.
+        shapes: Each context (tokens), batch size (sequences) and block size (tokens).
+        sharding: Each item of data types and parallelism.
+        dimensions: Number and widths of the layers, given instead of a model.
     """
     changes = sharding[0].set_
     typed = typed_dimensions(dimensions, models, changes)
@@ -59,14 +59,14 @@ def size_answer(
     gpus: "Sequence[Gpu]" = (),
     make_record: Callable[..., Any] | None = None,
 ) -> Answer:
-    """Return the cache bytes of each model at each context and batch size.
+    """Return the KV cache bytes per GPU of each model at each context and batch size.
 
     Args:
-        variants: Each model with its data types and parallelism.
-        shapes: Contexts, batch sizes and block sizes.
-        gpus: GPUs whose memory the picture shows.
-        make_record: Function of the arguments of `size_record` that makes a record, by default
-            `size_record`.
+        variants: (model, data types, parallelism) triples.
+        shapes: Contexts (tokens) and batch sizes (sequences). All have the block size of the first.
+        gpus: GPUs whose memory the picture shows as a line; empty for no line.
+        make_record: Function with the arguments of `size_record`, which makes the record of a model
+            at one context and batch size; None for `size_record`.
     """
     from kvcalc.model.memory import size_record
     from kvcalc.report.text.compare_text import size_table
