@@ -94,8 +94,7 @@ def run(
     for name, value in (("--gpu", gpu), ("--stack", stack)):
         if not value:
             raise UserError(
-                f"{name} is missing",
-                "Name the measured GPU and software, or use --all",
+                f"{name} is missing", "Name the measured GPU and software, or use --all"
             )
     return calibrate_stack(rows, load_gpu(gpu), stack, out, provenance)
 

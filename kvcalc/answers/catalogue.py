@@ -28,11 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_models(
-    model_name: str = "",
-    *,
-    family: str = "",
-    attention: str = "",
-    import_: str = "",
+    model_name: str = "", *, family: str = "", attention: str = "", import_: str = ""
 ) -> Answer:
     """List model presets, or show one in full.
 
@@ -83,11 +79,7 @@ def _model_answer(name: str) -> Answer:
     return Answer([model_record(model)], list, _formulas=formulas, _yaml=text)
 
 
-def run_gpus(
-    gpu_name: str = "",
-    *,
-    vendor: str = "",
-) -> Answer:
+def run_gpus(gpu_name: str = "", *, vendor: str = "") -> Answer:
     """List GPU presets, or show one in full.
 
     A preset is a YAML file with the datasheet values of a GPU.

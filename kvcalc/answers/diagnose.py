@@ -35,12 +35,7 @@ class DiagnoseOptions(Question, frozen=True):
     boot: int = 0
 
 
-def run(
-    logs: list[str],
-    *,
-    options: DiagnoseOptions,
-    save: str = "",
-) -> Answer:
+def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
     """Explain the memory of an engine from its start-up log, and suggest changes.
 
     The answer has a record per memory item, such as weights or CUDA graphs, with the logged and the

@@ -96,10 +96,7 @@ def run(
 
 
 def _file_answer(
-    path: str,
-    placing: Settings,
-    fit_values: Settings,
-    studies: StudyOptions,
+    path: str, placing: Settings, fit_values: Settings, studies: StudyOptions
 ) -> Answer:
     """Return the capacity of each server in a file. The exit status is 1 if a server cannot
     start."""

@@ -42,10 +42,7 @@ def run(
 
 
 def plan_answer(
-    models: "Sequence[Model]",
-    options: Settings,
-    points: str = "",
-    emit: str = "",
+    models: "Sequence[Model]", options: Settings, points: str = "", emit: str = ""
 ) -> Answer:
     """Return the best deployments for each combination of a load and its targets.
 

@@ -8,7 +8,13 @@ from kvcalc.records.size import DeploymentRecord, MemoryRecord, SizeRecord, Time
 
 
 class QualityRecord(TypedDict):
-    """JSON keys about the published quality of an attention variant."""
+    """JSON keys about the published quality of an attention variant, such as MHA or GQA.
+
+    `head_diversity` is `full` if each query head has its own keys and values, `grouped` (GQA) or
+    `shared` (MQA). `quality` has published findings with their sources, and `trades` what the
+    variant gives up, such as memory. After a key's meaning come the heading and the format of its
+    table column.
+    """
 
     head_diversity: Annotated[
         TextOrNull,
@@ -25,7 +31,13 @@ class QualityRecord(TypedDict):
 
 
 class VariantRecord(SizeRecord, QualityRecord):
-    """KV cache of an attention variant, compared with the first variant of `compare`."""
+    """KV cache and attention of an attention variant, compared with the first variant of `compare`.
+
+    The record is for one context and batch size. Bytes are of one GPU. "Reference" is the first
+    variant; a reduction of 4 means that the reference needs 4 times the bytes. FLOPs of attention,
+    `attention_intensity` and `eviction_flops` are of one decode step. Eviction is a cache policy
+    that discards tokens; the FLOPs are 0 without it.
+    """
 
     variant: Annotated[
         str, "the attention variant, as on the command line", "variant", "variant"
@@ -58,8 +70,11 @@ class VariantRecord(SizeRecord, QualityRecord):
 class CompareRecord(
     VariantRecord, DeploymentRecord, PassTotalRecord, TimeBasisRecord, MemoryRecord
 ):
-    """One attention variant of `compare`: its KV cache, a decode step, and the requests that
-    fit."""
+    """One attention variant in `compare`: its KV cache, a decode step, a prefill, and the fit.
+
+    The record is for one deployment, context and batch size. Bytes and FLOPs are of one GPU. After
+    a key's meaning come the heading and the format of its table column.
+    """
 
     ttft_s: Annotated[
         FloatOrNull,

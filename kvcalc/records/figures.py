@@ -13,6 +13,7 @@ Do not import annotations from `__future__` in this package, because `figures_of
 """
 
 from functools import cache
+from inspect import getdoc
 from types import NoneType, UnionType
 from typing import Any, NotRequired, TypeAlias, get_args, get_origin
 
@@ -84,18 +85,17 @@ JSON_TYPES = {
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """The description of one key of a JSON record.
+    """The description of one key of a JSON record: its meaning, its unit and its table column.
 
     Attributes:
         meaning: What the value is. If it may be null, also the condition under which it is null.
             Text after a semicolon is only in the reference.
-        heading: Heading of the key's column; "" if no table shows the key.
+        heading: Heading of the key's table column; "" if no table shows the key.
         format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
-            `{:,.1f}`. By default it follows from the unit.
-        unit: The unit of the value. By default it follows from the ending of the key, then from the
-            type.
+            `{:,.1f}`. "" derives it from the unit.
+        unit: The unit of the value. "" derives it from the ending of the key, then from the type.
         formula: Formula with keys in braces, such as `{flops} / {bytes}`. `--explain` replaces the
-            keys with their values.
+            keys with their values. "" if the meaning says enough.
         name: The key.
         type: JSON type: "integer", "number", "text", "boolean", "list" or "object".
         nullable: Whether the value may be null.
@@ -117,6 +117,9 @@ def unit_of_key(key: str) -> str:
     """Return the unit that the ending of a record's key gives; "" if it gives none.
 
     Examples: `tpot_s` gives seconds, and `bandwidth_bytes_per_s` gives bytes a second.
+
+    Args:
+        key: Key of a JSON record.
     """
     endings = (unit for ending, unit in UNITS_OF_ENDINGS.items() if key.endswith(ending))
     return next(endings, "")
@@ -158,7 +161,9 @@ def _complete(key: str, declaration: Any) -> Figure:
 
 
 def record_schema(record: type) -> dict[str, object]:
-    """Return the JSON Schema of a record class, with the unit of each key.
+    """Return the JSON Schema of a record class as a dictionary, with the unit of each key.
+
+    Users check the output of `--format json` with it.
 
     Args:
         record: A class whose annotations declare the keys, such as `SizeRecord`.
@@ -166,7 +171,7 @@ def record_schema(record: type) -> dict[str, object]:
     figures = figures_of(record)
     return {
         "title": record.__name__,
-        "description": record.__doc__,
+        "description": getdoc(record),
         "type": "object",
         "properties": {key: _property_schema(figure) for key, figure in figures.items()},
         "required": [key for key, figure in figures.items() if figure.required],

@@ -7,7 +7,14 @@ from kvcalc.records.size import HostWeightsRecord, ShardedRecord
 
 
 class FitMemoryRecord(ShardedRecord):
-    """Keys of a `fit` record about the deployment and the memory of one GPU."""
+    """Keys of a `fit` record about the deployment and the memory of one GPU.
+
+    All bytes are of one GPU, in the pipeline stage that fits the smallest number of sequences. "The
+    request" is the number of sequences that must fit, at the requested length. "The range" is the
+    range of KV cache budgets in which 90% of published engine starts are: `budget` names the end
+    (low, middle or high) that decides what fits. `weight_bytes` includes `language_weight_bytes`
+    and `extra_weight_bytes`. After a key's meaning comes the heading of its table column.
+    """
 
     engine: Annotated[str, "engine whose rules apply", "engine"]
     dtype: Annotated[str, "format of the weights", "weights in"]
@@ -52,7 +59,12 @@ class FitMemoryRecord(ShardedRecord):
 
 
 class LoggedCacheRecord(TypedDict):
-    """Keys of a `fit` record about parts of one GPU's KV cache that an engine logs separately."""
+    """Keys of a `fit` record about parts of one GPU's KV cache that an engine logs separately.
+
+    "Windows" are layers with a sliding window, and "recurrent states" are of layers such as Mamba.
+    A record lacks a key if the engine does not log this part. llama.cpp can keep layers in CPU
+    memory.
+    """
 
     window_cache_bytes: NotRequired[
         Annotated[int, "bytes of windows, if the engine logs them separately"]
@@ -66,8 +78,11 @@ class LoggedCacheRecord(TypedDict):
 
 
 class ImageRecord(TypedDict):
-    """Keys of a `fit` record about the tokens of an image. Models without a vision tower lack
-    them."""
+    """Keys of a `fit` record about the tokens of an image. Models without a vision tower lack them.
+
+    `images` is the largest number of images or videos that the settings allow in one prompt.
+    `image_tokens` is for one image, and `frame_tokens` for one frame of a video of the same size.
+    """
 
     images: NotRequired[
         Annotated[IntOrNull, "images or videos of a request; null without a limit"]
@@ -83,8 +98,14 @@ class ImageRecord(TypedDict):
 
 
 class CapacityRecord(LoggedCacheRecord, ImageRecord):
-    """Keys of a `fit` record about the sequences and tokens that fit, and settings that would
-    fit."""
+    """Keys of a `fit` record about the sequences and tokens that fit, and settings that would fit.
+
+    Bytes, blocks and tokens "in the pool" are of one GPU; numbers of sequences are of the replica.
+    Sequences have `requested_model_len` tokens. `low_num_seqs` is the number that fits with
+    `kv_budget_low_bytes`. `greatest_num_seqs` is the largest engine setting `max_num_seqs` whose
+    sequences all fit. "Without a limit" means that longer or more sequences need no more cache.
+    After a key's meaning come the heading and the format of its table column.
+    """
 
     block_size: Annotated[IntOrNull, "per block; null if the engine has no blocks"]
     page_bytes: Annotated[
@@ -156,8 +177,14 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
 
 
 class CacheTransferRecord(TypedDict):
-    """Keys of a `fit` record about sending a KV cache over links, and about sequences in CPU
-    memory."""
+    """Keys of a `fit` record about sending a KV cache over links, and sequences in CPU memory.
+
+    `transfer_…` is for sending one sequence's cache from a prefill GPU to a decode GPU, in bytes
+    and seconds of one GPU. `offload_…` is for sequences whose cache is in CPU memory: how many more
+    fit there, what one decode step over them reads through the link between CPU and GPU, and the
+    time to copy one sequence back. `recompute_s` is the time to compute its cache again instead.
+    Records without a CPU cache lack the keys from `offload_num_seqs` on.
+    """
 
     transfer_bytes: Annotated[int, "cache of one sequence, sent to a decode GPU"]
     transfer_s: Annotated[
@@ -184,8 +211,13 @@ class CacheTransferRecord(TypedDict):
 
 
 class LoadingRecord(HostWeightsRecord):
-    """Keys of a `fit` record about loading weights, replicated weights and weights in CPU
-    memory."""
+    """Keys of a `fit` record about loading weights, replicated weights and weights in CPU memory.
+
+    Bytes are of one GPU, but `checkpoint_bytes` are of all files of the model. `startup_bytes` is
+    memory that CUDA and the collectives take before the engine measures free memory. `kv_copies` is
+    the number of GPUs that store the same KV head. `load_disk_s` reads all files from disk,
+    `load_link_s` copies one GPU's weights over its host link; both happen at the same time.
+    """
 
     machine_memory_bytes: Annotated[int, "total memory of one GPU"]
     startup_bytes: Annotated[
@@ -202,7 +234,12 @@ class LoadingRecord(HostWeightsRecord):
 
 
 class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRecord):
-    """One configuration of `fit`: its memory, and the sequences that fit."""
+    """One configuration of `fit`: its memory, and the sequences that fit.
+
+    A configuration is a model on one replica of GPUs with the settings of an engine. `command`
+    starts it. `breakpoints` gives the cache bytes of one sequence for each range of lengths:
+    `fixed_bytes` + `bytes_per_token` · tokens, for tokens from `from_tokens` on.
+    """
 
     command: Annotated[
         TextOrNull, "the engine's command line of the answer; null if the engine has none"
@@ -218,7 +255,12 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
 
 
 class FitRow(FitRecord):
-    """One row of the table of `fit`: the record of a configuration, and texts for its cells."""
+    """One row of the table of `fit`: the record of a configuration, and texts for its cells.
+
+    `missing_bytes` is the memory of one GPU that the request lacks. `longest` is the maximum tokens
+    of each sequence if the required number of sequences fits. After a key's meaning come the
+    heading and the format of its column.
+    """
 
     missing_bytes: Annotated[IntOrNull, "null if the request fits", "missing/GPU"]
     longest: Annotated[
@@ -227,7 +269,16 @@ class FitRow(FitRecord):
 
 
 class WasteRecord(TypedDict):
-    """Waste of three memory allocators for the request lengths of `fit --lengths`."""
+    """Waste of three memory allocators for the request lengths of `fit --lengths`.
+
+    The allocators give each sequence a slot of the maximum length ("contiguous"), a piece of its
+    exact size (keys with `external_`, for external fragmentation), or blocks ("paged"). Shares are
+    from 0 to
+    1. A wasted token is memory for a token that stores none. `padding_waste` is the share of
+    padding if one batch contains all requests, each padded to the longest. `external_` keys come
+    from a simulation: at a failure, a request would fit in all holes together, but in no single
+    hole.
+    """
 
     lengths: Annotated[int, "given or sampled lengths"]
     mean_length: Annotated[float, "tokens"]
@@ -252,8 +303,11 @@ class WasteRecord(TypedDict):
 
 
 class MatrixCellRecord(TypedDict):
-    """One combination of users and context of `fit --matrix`: whether it fits and the free
-    memory."""
+    """One combination of users and context of `fit --matrix`: whether it fits, and the free memory.
+
+    `context` is the tokens of each user. `headroom_bytes` is the KV cache budget of one GPU minus
+    what these users need on it.
+    """
 
     users: Annotated[int, "users of this cell", "users"]
     context: Annotated[int, "per user"]
@@ -263,7 +317,14 @@ class MatrixCellRecord(TypedDict):
 
 
 class AllocationRecord(TypedDict):
-    """One line of a script of `fit --allocations`, with its result in three memory allocators."""
+    """One line of a script of `fit --allocations`, with its result in three memory allocators.
+
+    A line requests memory for a sequence, or releases it. All sizes are in tokens, and "free" and
+    "wasted" are totals of the memory after the line. The allocators give a sequence a slot of the
+    maximum length (`contiguous`), a piece of its exact size at the first free place (`first_fit`),
+    or blocks (`paged`). `contiguous`, `first_fit` and `paged` say whether the request succeeds. A
+    hole is a free range between sequences.
+    """
 
     line: Annotated[int, "line of the file, or number of the step"]
     request: Annotated[str, "the line", "request"]

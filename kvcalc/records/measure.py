@@ -6,7 +6,12 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class KernelModelRecord(TypedDict):
-    """The fitted time model of one kernel family and data type or kernel, with its errors."""
+    """The fitted time model of one kernel family and data type or kernel, with its errors.
+
+    `family` is a group of operators such as GEMMs, and `kind` a data type or kernel in it. Errors
+    are shares: 0.1 means that half (median) or 90% (p90) of the predictions are within 10% of the
+    measured time. For errors "on held-out rows", each row is predicted by a fit without this row.
+    """
 
     gpu: NotRequired[Annotated[str, "with --all", "GPU"]]
     stack: NotRequired[Annotated[str, "with --all", "stack"]]
@@ -31,8 +36,12 @@ class KernelModelRecord(TypedDict):
 
 
 class ErrorRecord(TypedDict):
-    """Errors of bounds and predictions on a group of measured rows of `validate`. `--by` selects
-    the keys that name the group."""
+    """Errors of predicted times on a group of measured rows, as `validate` prints them.
+
+    `--by` selects the keys that name the group; other such keys are absent. A row is one measured
+    operation, or one measured server. An error is exp(|ln(predicted ÷ measured)|) − 1: 0.1 means
+    10%. Keys with `roofline_` compare the datasheet bound instead of the prediction.
+    """
 
     op: NotRequired[Annotated[str, "operation", "operation"]]
     gpu: NotRequired[Annotated[str, "GPU name", "GPU"]]
@@ -89,7 +98,11 @@ class ErrorRecord(TypedDict):
 
 
 class MachineRecord(TypedDict):
-    """Keys of a `measure` record about the machine and the settings of the measurement."""
+    """Keys of a `measure` record about the machine and the settings of the measurement.
+
+    `measure` runs layers with torch on this machine, and compares them with predictions. `clock`
+    names how times were taken. Bytes are of the KV cache of all sequences in the measured layers.
+    """
 
     variant: Annotated[str, "attention variant, as on the command line", "variant", "variant"]
     attention: Annotated[str, "attention variant of the model", "attention"]
@@ -112,7 +125,11 @@ class MachineRecord(TypedDict):
 
 
 class CeilingsRecord(TypedDict):
-    """Keys of a `measure` record about the highest rates that the machine reached."""
+    """Keys of a `measure` record about the highest rates that this machine reached in a benchmark.
+
+    Rates are of GPU or CPU memory and of matrix products, in bytes or FLOPs per second. They
+    replace datasheet values in the bounds of the measured layers.
+    """
 
     bandwidth_bytes_per_s: Annotated[float, "the higher of copying and reading"]
     copy_bytes_per_s: Annotated[float, "rate of a copy"]
@@ -122,7 +139,14 @@ class CeilingsRecord(TypedDict):
 
 
 class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
-    """Measured times and bytes of one layer. Keys with `attention_` are of its attention only."""
+    """Measured times and bytes of layers with one attention variant, and of their attention only.
+
+    Seconds are of one forward pass through all measured layers; keys with `attention_` are of the
+    attention in these layers. `predicted_s` is computed from the rates of this machine. `bound_s`
+    is the larger of bytes ÷ bandwidth and FLOPs ÷ FLOP rate. `bandwidth_share` and `flops_share`
+    are the reached parts of these two rates, from 0 to 1. `cache_error` compares outputs with and
+    without the cache, as a check that the layers work.
+    """
 
     phase: Annotated[str, "decode or prefill", "phase"]
     context: Annotated[int, "per sequence", "context"]
@@ -187,7 +211,11 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
 
 
 class GenerationRecord(MachineRecord):
-    """Measured times and bytes of one way to generate tokens, such as with a KV cache."""
+    """Measured times and bytes of one way to generate tokens, such as with a KV cache.
+
+    `mode` says whether the KV cache is used. All sequences of the batch are generated together, so
+    that the seconds of a token are the seconds of one forward pass for the batch.
+    """
 
     model: Annotated[str, "model name"]
     mode: Annotated[str, "cached or uncached", "cache", "mode"]

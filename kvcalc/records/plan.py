@@ -13,7 +13,8 @@ class AdviceRecord(TypedDict):
         flags: The flags to add to the engine's command line.
         cost: The disadvantage of the change, in words; "" for none.
         command: The engine's command line with the change; None if the engine has none.
-        kvcalc_command: The `kvcalc fit` command of the changed deployment; None without `command`.
+        kvcalc_command: The `kvcalc fit` command that checks the changed deployment; None without
+            `command`.
         holds: Number of sequences of the required length that fit in the replica after the change.
     """
 
@@ -25,7 +26,11 @@ class AdviceRecord(TypedDict):
 
 
 class DiagnoseRecord(TypedDict):
-    """One memory item of a logged engine start; the last record also has the summary."""
+    """One memory item of a logged engine start; the last record also has the summary.
+
+    Bytes are of one GPU. An item (`term`) is for example the weights or the CUDA graphs. The last
+    record of a start has the term `what fits`: the number of sequences, and changes that help.
+    """
 
     log: Annotated[str, "the file"]
     boot: Annotated[int, "number of the start in the file"]
@@ -63,7 +68,11 @@ class DiagnoseRecord(TypedDict):
 
 
 class RequirementRecord(TypedDict):
-    """Keys of a `plan` record about the requested load: users or request rate, and lengths."""
+    """Keys of a `plan` record about the requested load: users or request rate, and lengths.
+
+    Users and rate are of all replicas together. Lengths are tokens of one request. After a key's
+    meaning come the heading and the format of its table column.
+    """
 
     users: Annotated[IntOrNull, "requested concurrent users; null with a rate", "users"]
     rate: Annotated[FloatOrNull, "requested rate; null with users", "requests/s", "{:g}"]
@@ -73,8 +82,13 @@ class RequirementRecord(TypedDict):
 
 
 class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
-    """One configuration that `plan` tried: a deployment with a number of replicas, under one
-    load."""
+    """One configuration that `plan` tried: a deployment with a number of replicas, under one load.
+
+    `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of a decode step with
+    `max_num_seqs` sequences on each replica. Tokens per second are output tokens. `time_basis` says
+    where the times come from: fitted to this GPU (calibrated), scaled from another GPU, or a
+    datasheet bound. After a key's meaning come the heading and the format of its table column.
+    """
 
     nodes: Annotated[int, "nodes of one replica", "servers"]
     expert_parallel_size: Annotated[int, "GPUs that share the experts"]
@@ -124,7 +138,13 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
 
 
 class PlanRecord(CandidateRecord):
-    """One of the best configurations of `plan`, with its time model and its command lines."""
+    """One of the best configurations of `plan`, with its time model and its command lines.
+
+    `pareto` is true if every other configuration has a higher TPOT or fewer tokens per second per
+    GPU (per price, if prices are given). `uncalibrated_share` is the part of a decode step's time,
+    from 0 to 1, that is only a datasheet bound. `time_p90_error` of 0.1 means that 90% of measured
+    steps of this kind are within 10% of the prediction.
+    """
 
     pareto: Annotated[
         bool, "Pareto-optimal in TPOT and tokens/s per GPU or price", "Pareto-optimal"

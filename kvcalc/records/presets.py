@@ -8,7 +8,11 @@ MatrixPeak = Annotated[FloatOrNull, "dense matrix peak; null without such a unit
 
 
 class ModelPresetRecord(TypedDict):
-    """One model preset of `models`."""
+    """One model preset, as `kvcalc models` lists it.
+
+    `bytes_per_token` is what one more token adds to a bf16 KV cache, over all layers and before any
+    split over GPUs. `active_parameters` counts the parameters that one token uses.
+    """
 
     model: Annotated[str, "preset name", "model"]
     family: Annotated[str, "model family", "family"]
@@ -34,7 +38,10 @@ class ModelPresetRecord(TypedDict):
 
 
 class PeaksRecord(TypedDict):
-    """Peak rates of a GPU's matrix units in FLOP/s, by dtype; null if unknown."""
+    """Datasheet peak rates of one GPU's matrix units in FLOP/s, by data type, without sparsity.
+
+    A key is null if the GPU has no such unit or the vendor publishes no rate.
+    """
 
     fp64_flops_per_s: MatrixPeak
     fp32_flops_per_s: MatrixPeak
@@ -54,7 +61,11 @@ class PeaksRecord(TypedDict):
 
 
 class GpuPresetRecord(PeaksRecord):
-    """One GPU preset of `gpus`. A key is null if the vendor does not publish its value."""
+    """One GPU preset, as `kvcalc gpus` lists it. A key is null if the vendor publishes no value.
+
+    Values are of one GPU: `per` says whether this is a card or one die of it. `host…` and `disk…`
+    keys are of a server with `host_gpus` such GPUs.
+    """
 
     gpu: Annotated[str, "preset name", "GPU"]
     vendor: Annotated[str, "vendor", "vendor"]

@@ -7,8 +7,13 @@ from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, Tim
 
 
 class WorkRecord(TypedDict):
-    """JSON keys about work and time of an operator or a forward pass, without the weights'
-    bytes."""
+    """JSON keys about work and time of an operator or a forward pass, without the weights' bytes.
+
+    FLOPs and bytes are of one GPU; with pipeline parallelism, they are sums over one GPU of each
+    stage. They are for all runs of the operator in the pass, such as one run per layer. `role` is
+    projection, core (work that depends on cached tokens), ffn, head or other. After a key's meaning
+    come the heading and the format of its table column.
+    """
 
     phase: Annotated[str, "decode, prefill or mixed", "phase"]
     operator: Annotated[str, "operator name; total is the sum of the pass", "operator"]
@@ -63,7 +68,12 @@ class WorkRecord(TypedDict):
 
 
 class PassTotalRecord(WorkRecord):
-    """JSON keys about the total of a forward pass, without the weights' bytes."""
+    """JSON keys about the total of a forward pass, without the weights' bytes.
+
+    `mla_form` is how multi-head latent attention is computed: with latents (absorbed), or with keys
+    and values expanded from them. `equal_reads_context` is only for decode steps. After a key's
+    meaning comes the heading of its table column.
+    """
 
     mla_form: Annotated[
         TextOrNull, "absorbed, expanded or mixed; null without latent attention", "MLA form"
@@ -80,17 +90,30 @@ class PassTotalRecord(WorkRecord):
 
 
 class TimedWorkRecord(DeploymentRecord, BatchRecord, WorkRecord, TimeBasisRecord):
-    """Work and time of an operator or a forward pass, with its deployment and batch."""
+    """Work and time of an operator or a forward pass, with its deployment and batch.
+
+    `weight_bytes` are the bytes of weights that the operator or pass reads on one GPU. After a
+    key's meaning come the heading and the format of its table column.
+    """
 
     weight_bytes: Annotated[int, "weights read", "weights", "decimal bytes"]
 
 
 class RooflineRecord(TimedWorkRecord, PassTotalRecord, MemoryRecord):
-    """Total of a forward pass of a deployment, with the memory that its batch needs."""
+    """Total of a forward pass of a deployment, and whether its batch fits in GPU memory.
+
+    `roofline` prints it as the last record of a pass, after a record per operator.
+    """
 
 
 class OperatorRecord(TimedWorkRecord):
-    """One operator of a forward pass; the values are sums over all its runs in the pass."""
+    """One operator of a forward pass; the values are sums over all its runs in the pass.
+
+    For a GEMM, m × k × n are the sizes of x[m, k] · W[k, n]. For attention, they are the number of
+    queries, the width of a key, and the mean number of keys that a query sees. `parts` says what an
+    operator would cost if each of its operations ran in a separate kernel. `expected_experts`
+    counts the experts whose weights one GPU reads in one run.
+    """
 
     heads: Annotated[IntOrNull, "heads of attention; null for other operators"]
     m: Annotated[
@@ -120,7 +143,13 @@ class OperatorRecord(TimedWorkRecord):
 
 
 class AttentionRecord(BatchRecord):
-    """Attention of one layer for an attention variant, without its projections."""
+    """Attention of one layer for an attention variant on one GPU, without its projections.
+
+    The layer has 128 query heads of width 128, in the attention style of a model family. `knee` is
+    the GPU's ridge point in FLOP per byte. If `to_knee` (ridge point ÷ intensity) is above 1,
+    attention is memory-bound. After a key's meaning come the heading and the format of its table
+    column.
+    """
 
     gpu: Annotated[str, "GPU name", "GPU"]
     attention: Annotated[str, "model family with this shape", "attention"]

@@ -13,7 +13,13 @@ from kvcalc.records.size import (
 
 
 class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeightsRecord):
-    """Times of a batch of equal requests, which start together."""
+    """Times of a batch of equal requests that start together, on one replica.
+
+    `tpot_first_s` and `tpot_last_s` are the seconds of the first and the last decode step. FLOPs
+    and bytes are of one GPU; with pipeline parallelism, they are sums over one GPU of each stage.
+    Prices and energy are of all GPUs of the replica, per output token. After a key's meaning come
+    the heading and the format of its table column.
+    """
 
     batch_size: Annotated[int, "equal concurrent sequences", "batch"]
     input_len: Annotated[int, "tokens of the prompt", "in"]
@@ -104,7 +110,12 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
 
 
 class NoCacheRecord(LatencyRecord):
-    """Times of a batch of equal requests, with and without a KV cache."""
+    """Times of a batch of equal requests, with and without a KV cache.
+
+    Without a cache, each new token needs a forward pass over all earlier tokens. A token projection
+    is one token that passes through all layers once; it is redundant if the token has passed
+    before.
+    """
 
     no_cache_ttft_s: Annotated[
         FloatOrNull, "ttft_s without a cache; null if it is null", "first token"
@@ -149,7 +160,13 @@ class NoCacheRecord(LatencyRecord):
 
 
 class SpeculationRecord(TypedDict):
-    """One decode step with speculative decoding, when half of the output is generated."""
+    """One decode step with speculative decoding, when half of the output is generated.
+
+    Times and bytes are for the whole batch; bytes are of one GPU. `draft_s` is the seconds in which
+    the draft model proposes `num_speculative_tokens` tokens, and `verify_s` the seconds of the
+    target model's pass over them. After a key's meaning come the heading and the format of its
+    table column.
+    """
 
     draft: Annotated[str, "draft model or method", "draft"]
     num_speculative_tokens: Annotated[int, "drafted per step", "drafted"]
@@ -189,7 +206,13 @@ class SpeculationRecord(TypedDict):
 
 
 class LoadRecord(TypedDict):
-    """Keys of a `serve` record about the load and the settings of the server."""
+    """Keys of a `serve` record about the load and the settings of the server.
+
+    The server is one replica, or with disaggregated prefill one decode replica and
+    `prefill_replicas`. Clients in an open loop send requests at `rate` per second; in a closed
+    loop, each of `max_concurrency` clients waits for its answer. `slo_ttft` and `slo_tpot` are
+    targets in seconds.
+    """
 
     client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]
     think_time_s: Annotated[
@@ -248,7 +271,14 @@ class LoadRecord(TypedDict):
 
 
 class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
-    """A simulated server under one load: latencies, rates and use of the KV cache."""
+    """A simulated server under one load: latencies, rates and use of the KV cache.
+
+    Counts and rates are of the whole replica. Percentiles are over requests. Shares and
+    utilizations are from 0 to 1. A token slot is one position in the batch of a forward pass;
+    static batching pads short sequences. `kv_peak_bytes` and `kv_budget_bytes` are of one GPU.
+    `…_error` of 0.1 means that 90% of predictions are within 10% of measured servers. After a key's
+    meaning come the heading and the format of its table column.
+    """
 
     requests: Annotated[int, "arrived requests"]
     completed: Annotated[int, "answered requests", "done"]
@@ -388,7 +418,11 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
 
 
 class PassRecord(TypedDict):
-    """Consecutive forward passes of a server's timeline over the same sequences."""
+    """One line of a server's timeline: consecutive forward passes over the same sequences.
+
+    Bytes are of one GPU of the rank: allocated for the KV cache, and filled with tokens, when the
+    last of these passes ends.
+    """
 
     rank: Annotated[int, "data-parallel rank; prefill replicas come last"]
     start_s: Annotated[float, "start of the first pass of this line, from the first arrival"]

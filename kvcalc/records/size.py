@@ -6,7 +6,11 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 
 
 class ReplicaRecord(TypedDict):
-    """JSON keys about the model, the formats and the number of GPUs of a replica."""
+    """JSON keys about the model, the KV cache format and the number of GPUs of a replica.
+
+    A replica is the group of GPUs that together serve one copy of the model. Other records extend
+    this class.
+    """
 
     model: Annotated[str, "model name", "model"]
     gpus: Annotated[int, "GPUs of the replica", "GPUs"]
@@ -15,7 +19,10 @@ class ReplicaRecord(TypedDict):
 
 
 class ShardedRecord(ReplicaRecord):
-    """JSON keys about a replica: its GPU model, and how the model is split over the GPUs."""
+    """JSON keys about a replica: its GPU model, and how the model is split over its GPUs.
+
+    Other records extend this class. After a key's meaning comes the heading of its table column.
+    """
 
     gpu: Annotated[str, "GPU name", "GPU"]
     pipeline_parallel_size: Annotated[int, "GPUs that share the layers"]
@@ -23,7 +30,10 @@ class ShardedRecord(ReplicaRecord):
 
 
 class BatchRecord(TypedDict):
-    """JSON keys about a batch: number of concurrent sequences and their equal length."""
+    """JSON keys about a batch: its number of concurrent sequences, and the tokens of each sequence.
+
+    Other records extend this class. After a key's meaning comes the heading of its table column.
+    """
 
     batch_size: Annotated[int, "concurrent sequences", "batch"]
     context: Annotated[
@@ -34,7 +44,12 @@ class BatchRecord(TypedDict):
 
 
 class WeightsRecord(TypedDict):
-    """JSON keys about the parameters and weights of a model; null if only dimensions are known."""
+    """JSON keys about the parameters and weights of a model; null if only dimensions are known.
+
+    `parameters_exact` is false if the config.json was read by general rules instead of rules for
+    its model type. `active_parameters` counts the parameters that one token uses. After a key's
+    meaning come the heading and the format of its table column.
+    """
 
     parameters: Annotated[
         IntOrNull,
@@ -76,7 +91,13 @@ class WeightsRecord(TypedDict):
 
 
 class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
-    """KV cache of a model at one context and batch size, and the model's weights."""
+    """KV cache of a model at one context and batch size, and the model's weights.
+
+    Bytes are of the GPU that stores the most. `kv_cache_bytes`, `…_read_bytes` and
+    `…_allocated_bytes` are for the whole batch; `bytes_per_token` and `fixed_bytes` are for one
+    sequence. With a sliding window, the cache stops growing when the window is full. `mha_ratio` of
+    8 means that multi-head attention with the same query heads would store 8 times as much.
+    """
 
     attention: Annotated[str, "attention variant", "attention"]
     kv_cache_bytes: Annotated[int, "stored by all sequences on one GPU", "KV cache"]
@@ -112,7 +133,12 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
 
 
 class DeploymentRecord(ReplicaRecord):
-    """JSON keys about a replica on GPUs, with its engine and its time model."""
+    """JSON keys about a replica on GPUs, with its engine and its time model.
+
+    `basis` names the calibration (time models fitted to measured kernels) that predicts the times.
+    Without one, times are datasheet bounds. Other records extend this class. After a key's meaning
+    come the heading and the format of its table column.
+    """
 
     dtype: Annotated[TextOrNull, "format of the weights; null without a model", "weights in"]
     gpu: Annotated[str, "GPU name", "GPU"]
@@ -128,7 +154,10 @@ class DeploymentRecord(ReplicaRecord):
 
 
 class DraftRecord(TypedDict):
-    """JSON keys about the speculative decoding of a deployment; null without a draft."""
+    """JSON keys about the speculative decoding of a deployment; null without a draft.
+
+    Other records extend this class. `acceptance_rate` is from 0 to 1.
+    """
 
     draft: Annotated[TextOrNull, "draft model or method; null without a draft", "draft"]
     num_speculative_tokens: Annotated[
@@ -140,7 +169,12 @@ class DraftRecord(TypedDict):
 
 
 class TimeBasisRecord(TypedDict):
-    """JSON keys about the time model of a predicted time and its expected error."""
+    """JSON keys about the time model of a predicted time and its expected error.
+
+    `time_basis` is calibrated (fitted to measurements of this GPU), scaled (from another GPU) or
+    bound (from the datasheet). Shares and errors are parts of 1: an error of 0.1 is 10%. `fallback`
+    says that the GPU lacks matrix units for a dtype, and in which dtype it computes instead.
+    """
 
     time_basis: Annotated[str, "calibrated, scaled or bound"]
     uncalibrated_share: Annotated[
@@ -157,7 +191,11 @@ class TimeBasisRecord(TypedDict):
 
 
 class MemoryRecord(TypedDict):
-    """JSON keys about whether a batch fits in the memory of the GPUs."""
+    """JSON keys about whether a batch fits in the memory of the GPUs.
+
+    Bytes are of one GPU, and `max_num_seqs` is of the replica. "The engine refuses the model" means
+    that the selected engine cannot serve it; then the keys are null.
+    """
 
     fits: Annotated[
         bool | None, "whether the batch fits; null if the engine refuses the model", "fits"
@@ -185,7 +223,11 @@ class MemoryRecord(TypedDict):
 
 
 class HostWeightsRecord(TypedDict):
-    """JSON keys about weights in CPU memory, which a decode step reads over the link to the GPU."""
+    """JSON keys about weights in CPU memory, which a decode step reads over the link to the GPU.
+
+    Bytes are of one GPU. `cpu_offload_s` is the seconds of one decode step in which these bytes
+    cross the link between CPU and GPU.
+    """
 
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]
     cpu_offload_read_bytes: Annotated[
