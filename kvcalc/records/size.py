@@ -225,8 +225,9 @@ class MemoryRecord(TypedDict):
 class HostWeightsRecord(TypedDict):
     """JSON keys about weights in CPU memory, which a decode step reads over the link to the GPU.
 
-    Bytes are of one GPU. `cpu_offload_s` is the seconds of one decode step in which these bytes
-    cross the link between CPU and GPU.
+    `cpu_offload_bytes` are of one GPU. `cpu_offload_read_bytes` are of one GPU; with pipeline
+    parallelism, of one GPU per stage in sum. `cpu_offload_s` is the seconds of one decode step in
+    which they cross the link between CPU and GPU.
     """
 
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]

@@ -34,9 +34,13 @@ from kvcalc.units import format_bytes, format_si
 
 
 def explain_table(table: Table) -> str:
-    """Return a table as text for `--explain`, with one line per figure of each record.
+    """Return a table as text for `--explain`: how each value of each record is computed.
 
-    A line has the figure's formula with numbers, or else its meaning.
+    There is one line per value. It has the formula with numbers, such as `{flops} / {bytes}`, or
+    without a formula the meaning of the value.
+
+    Args:
+        table: A table that a command prints.
     """
     columns = filled_columns(table)
     lines = [table.title.strip(), ""] if table.title else []
@@ -61,10 +65,11 @@ def _explanation(column: Column, record: Record) -> str:
 def with_numbers(formula: str, record: Record) -> str:
     """Return a formula with a record's values in place of the keys; '' if the record lacks a value.
 
-    Example: `{flops} / {bytes}` gives `2,000 / 1,000 B`.
+    Example: with a record of 2,000 flops and 1,000 bytes, `{flops} / {bytes}` gives
+    `2,000 / 1,000 B`.
 
     Args:
-        formula: Formula with the record's keys in braces.
+        formula: Formula with the record's keys in braces; may be ''.
         record: Record with the values.
     """
     keys = re.findall(r"\{(\w+)\}", formula)
@@ -74,12 +79,12 @@ def with_numbers(formula: str, record: Record) -> str:
 
 
 def operand(key: str, value: object) -> str:
-    """Return a record's value as text with its unit, for use in a formula.
+    """Return one value of a record as text with its unit, to be put into a formula of `--explain`.
 
-    Bytes are written in full, other numbers with six digits.
+    Bytes are written in full (`1,000 B`), other numbers with six significant digits.
 
     Args:
-        key: Key of the record. Its ending gives the unit.
+        key: Key of the record. Its ending gives the unit: `_s` is seconds.
         value: The value.
     """
     if not isinstance(value, int | float):
@@ -97,6 +102,9 @@ def explain_chart(charts: Sequence[Chart]) -> str:
     """Return a picture as text for `--explain`: the values of its points, formatted as on the axes.
 
     The text has the first and the last point of each curve, and every point with a name.
+
+    Args:
+        charts: The charts of the picture.
     """
     return "\n".join(map(_charted, charts))
 
@@ -145,9 +153,9 @@ def explain_size(
     block_size: int,
     parallelism: Parallelism,
 ) -> str:
-    """Return a text that shows how each figure of a `size` record is computed.
+    """Return a text that shows how the KV cache bytes and the other values of `size` are computed.
 
-    Figures that are None in the record are left out.
+    Values that are None in the record are left out.
 
     Args:
         record: Record of the model for the other arguments.
@@ -156,7 +164,7 @@ def explain_size(
         batch_size: Number of sequences.
         precision: Data types of weights and cache.
         block_size: Tokens per block of the cache.
-        parallelism: How the model is split over GPUs. Figures are for the fullest GPU.
+        parallelism: How the model is split over GPUs. Bytes are of the GPU that stores the most.
     """
     formats = formats_of(model, precision)
     stage = fullest_stage(model, formats, parallelism, context, batch_size)
@@ -258,8 +266,8 @@ def explain_fit(fitted: Fit, record: Record) -> str:
     """Return a text with each step from one GPU's memory to the number of sequences that fit.
 
     Args:
-        fitted: Result of `fit` for a deployment.
-        record: Record of this result.
+        fitted: Memory and capacity of a deployment.
+        record: The `fit` record of the same deployment.
     """
     budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
     remaining, margin = fitted.remaining[fitted.estimate], fitted.margin_bytes

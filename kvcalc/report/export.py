@@ -45,10 +45,11 @@ RECORD_CLASSES = {
 
 
 def record_class(kind: str) -> type:
-    """Return the TypedDict class that declares a kind of records.
+    """Return the TypedDict class that declares the JSON keys of a kind of records.
 
     Args:
-        kind: A key of RECORD_CLASSES: a command with its options, such as `fit --matrix`.
+        kind: A key of RECORD_CLASSES: a command with the options that change its keys, such as
+            `fit --matrix`.
     """
     module, _, name = RECORD_CLASSES[kind].partition(".")
     record: type = getattr(import_module(f"kvcalc.records.{module}"), name)
@@ -59,7 +60,8 @@ def record_class(kind: str) -> type:
 def kinds() -> dict[str, dict[str, Figure]]:
     """Return the description of every JSON key, first by kind of records, then by key.
 
-    A kind is a command with the options that change its keys, such as `fit --matrix`.
+    A kind is a command with the options that change its keys, such as `fit --matrix`. Example:
+    `kinds()["size"]["kv_cache_bytes"]` describes the key `kv_cache_bytes` of `size`.
     """
     return {kind: figures_of(record_class(kind)) for kind in RECORD_CLASSES}
 
@@ -80,9 +82,12 @@ def kinds_of_command(command: str) -> list[str]:
 
 
 def schema_of_command(command: str) -> JsonObject:
-    """Return the JSON Schema of a command's records.
+    """Return the JSON Schema of a command's records, as a dictionary.
 
     The schema is valid for one record and for the array that `--format json` prints.
+
+    Args:
+        command: Name of the command, such as `fit`.
 
     Raises:
         UserError: The command has no records.
@@ -100,6 +105,11 @@ def schema_of_command(command: str) -> JsonObject:
 def record_keys(command: str) -> dict[str, Figure]:
     """Return the description of each JSON key in a command's records, in the order of the records.
 
+    If the command prints several kinds of records, the keys of all kinds are included.
+
+    Args:
+        command: Name of the command, such as `fit`.
+
     Raises:
         UserError: The command has no records.
     """
@@ -113,9 +123,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def json_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the text of a JSON array in pieces, one record per line.
+    """Yield the text of a JSON array in pieces, one record per line, so that memory suffices.
 
-    NaN and infinity are written as null.
+    Args:
+        records: The records. NaN and infinity are written as null.
     """
     before = "[\n"
     for record in records:
@@ -129,18 +140,22 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
 
 
 def to_csv(records: Records) -> str:
-    """Return records as CSV with the JSON keys as columns.
+    """Return records as the text of a CSV table, with the JSON keys as column names.
 
-    A value of None or NaN is an empty cell.
+    Args:
+        records: The records. A value of None or NaN is an empty cell.
     """
     return "".join(csv_pieces(records))
 
 
 def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the text of `to_csv` in pieces, one row each.
+    """Yield the text of a CSV table in pieces: the line of column names, then one line per record.
 
-    If `records` is an iterator, the keys of its first record are the columns. Otherwise the columns
-    are the keys of all records.
+    Columns are the JSON keys of all records. If `records` is an iterator, which can be read only
+    once, they are the keys of its first record.
+
+    Args:
+        records: The records. A value of None or NaN is an empty cell.
     """
     if isinstance(records, Sequence):
         columns = list(dict.fromkeys(key for record in records for key in record))

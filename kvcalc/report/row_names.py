@@ -58,15 +58,15 @@ def sides(
     keys: Iterable[str] = DEPLOYMENT,
     wording: Mapping[str, str] = WORDING,
 ) -> Sides:
-    """Return the keys in which records differ, and a short name for each record.
+    """Return the keys in which records differ, and a short name for each record from these values.
 
-    Example: Records of llama on h100 and llama on h200 differ in `gpu`. Their names are h100 and
-    h200.
+    Rows and curves get these names, so that they do not repeat what all have in common. Example:
+    Records of llama on h100 and llama on h200 differ in `gpu`. Their names are h100 and h200.
 
     Args:
         records: The records.
         keys: Keys to compare, the most important first.
-        wording: A format string for the value of each key, such as `tp {}`.
+        wording: Key → format string for its value in a name, such as `tp {}`.
     """
     distinct: list[str] = []
     rows: list[tuple[object, ...]] = [()] * len(records)
@@ -83,11 +83,14 @@ def sides(
 
 
 def shared_words(records: Records, wording: Mapping[str, str]) -> list[str]:
-    """Return the values that are equal in all records, in words.
+    """Return the values that are equal in all records, in words, for a title or subtitle.
+
+    Example: with the wording {"model": "{}", "tensor_parallel_size": "tp {}"}, two records of llama
+    with tp 1 and tp 2 give ["llama"].
 
     Args:
         records: The records.
-        wording: The keys to compare, with a format string for each value, such as `tp {}`.
+        wording: Key to compare → format string for its value, such as `tp {}`.
     """
     words = []
     for key, text in wording.items():
@@ -98,5 +101,11 @@ def shared_words(records: Records, wording: Mapping[str, str]) -> list[str]:
 
 
 def equal_records(records: Sequence[AnyRecord], first: Record, *keys: str) -> list[AnyRecord]:
-    """Return the records whose values equal those of the record `first`, for each of the keys."""
+    """Return the records whose values equal those of the record `first`, for each of the keys.
+
+    Args:
+        records: The records to filter.
+        first: The record with the values to match. It need not be one of `records`.
+        keys: Keys whose values must be equal.
+    """
     return [r for r in records if all(r.get(key) == first.get(key) for key in keys)]

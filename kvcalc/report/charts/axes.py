@@ -35,7 +35,7 @@ MIN_DECADES = math.log10(6)  # the shortest axis with logarithmic ticks
 
 
 def marker_area(share: float, style: Style) -> float:
-    """Return the area of a marker in square points.
+    """Return the area of a marker in square points, matplotlib's unit for the size of markers.
 
     With a font of 10 points, `share` 0 gives 30 square points and 1 gives 630.
 
@@ -47,7 +47,14 @@ def marker_area(share: float, style: Style) -> float:
 
 
 def row_names(chart: Chart) -> list[str]:
-    """Return the names left of a chart's bars or of a heat map's rows, broken into lines."""
+    """Return the names left of a chart's bars or of a heat map's rows.
+
+    A long name contains line breaks. If the chart has more than 10 rows, lines may be twice as
+    long, so that names need fewer of them.
+
+    Args:
+        chart: A bar chart or a heat map.
+    """
     names = [s.label for s in chart.series] if chart.is_heat else chart.categories
     width = NAME_LETTERS if len(names) <= FEW_ROWS else 2 * NAME_LETTERS
     return [wrapped(name, width, 3) for name in names]
@@ -78,17 +85,17 @@ def tick_locator(axis: Axis, low: float, high: float, max_ticks: int) -> Any:
 
 
 class Panel:
-    """One chart on matplotlib axes, and its labels. The labels move after all sizes are known.
+    """One chart drawn on matplotlib axes, and its labels, which move after all sizes are known.
 
     Attributes:
         axes: The matplotlib axes.
-        chart: The chart.
-        style: Style of the picture.
+        chart: The data of the chart.
+        style: Style of the picture: font, colours and size.
         axis_specs: The chart's axes that have ticks, by matplotlib's name, `x` or `y`.
         title: The matplotlib text of the title. The page layout sets it; before, it is None.
-        end_labels: Labels of lines, right of the axes.
-        point_labels: Labels of points, on the axes.
-        value_texts: Texts at the ends of bars, or in cells of a heat map.
+        end_labels: matplotlib texts right of the axes, which label the ends of lines.
+        point_labels: matplotlib texts on the axes, which label points.
+        value_texts: matplotlib texts at the ends of bars, or in cells of a heat map.
     """
 
     def __init__(
@@ -262,10 +269,12 @@ class Panel:
         self.point_labels.append(label)
 
     def move_out(self, text: Any) -> None:
-        """Replace the label of a point by a label right of the axes, joined to the point by a line.
+        """Move the label of a point to the right of the axes, and join it to the point by a line.
+
+        This is for labels that have no free position on the axes.
 
         Args:
-            text: One of `point_labels`. The new label is one of `end_labels`.
+            text: One of `point_labels`. It is removed, and the new label is added to `end_labels`.
         """
         self.point_labels.remove(text)
         text.remove()

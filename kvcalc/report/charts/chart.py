@@ -51,9 +51,9 @@ class Axis(NamedTuple):
 
     Attributes:
         title: Quantity and unit.
-        tick: Function that formats the value at a tick.
+        tick: Function that formats the value at a tick as text.
         log: Whether the axis is logarithmic.
-        shown: Values that the range of the axis must include.
+        shown: Values that the range of the axis must include, in addition to the data.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Axis(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """One chart of a picture: curves and markers, stacked bars, or a heat map.
+    """The data and texts of one chart: curves and markers, stacked bars, or a heat map.
 
     Attributes:
         title: Title.
@@ -72,7 +72,8 @@ class Chart(NamedTuple):
         y: Vertical axis. In a bar chart, it is the axis of the bars' lengths.
         series: Data of the chart.
         categories: Names of bars, or of the columns of a heat map. They replace the x axis.
-        picture_head: Title and assumptions of the complete picture. Only its first chart has them.
+        picture_head: Title and assumptions of a picture with several charts. Only its first chart
+            has them.
     """
 
     title: str
@@ -95,8 +96,8 @@ def drawable(chart: Chart) -> Chart:
     A logarithmic axis cannot show values of 0 or below. No axis shows None or NaN.
 
     Raises:
-        UserError: The chart has no point that its axes can show. Or it has more than MAX_CURVES
-            named curves or MAX_NAMES named points.
+        UserError: The chart has no point that its axes can show. Or it has more than 16 named
+            curves or more than 120 named points, which a reader cannot tell apart.
     """
     series = [_drawable_series(part, chart) for part in chart.series]
     if not any(part.ys for part in series if part.kind != "upright"):
@@ -220,7 +221,7 @@ def bar_chart(
 
 
 def limit_line(label: str, value: float) -> Series:
-    """Return a series that is drawn as a line across the complete chart.
+    """Return a series that is drawn as a line across the complete chart, such as a memory size.
 
     The line is horizontal at the height `value`. In a bar chart, it is vertical at this length.
 

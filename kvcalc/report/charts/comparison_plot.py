@@ -99,17 +99,18 @@ def generation_chart(records: Records) -> Chart:
 def predicted_against_measured(
     operations: Sequence[tuple[str, Any, Any]], subtitle: str
 ) -> list[Chart]:
-    """Return a chart per operation, with the predicted time of each row over its measured time.
+    """Return a chart per operation: the predicted time of each measurement over its measured time.
 
-    A point on the diagonal line is an exact prediction. Rows without a prediction (NaN) are left
-    out.
+    A point on the diagonal line is an exact prediction. Measurements without a prediction (NaN) are
+    left out.
 
     Args:
-        operations: Name of each operation, and the measured and predicted microseconds of its rows.
-        subtitle: Description of the rows.
+        operations: (name of the operation, measured microseconds, predicted microseconds) for each
+            operation. The times are arrays with one element per measurement.
+        subtitle: Description of the measurements.
 
     Raises:
-        UserError: No row has both times.
+        UserError: No measurement has both times.
     """
     x, y = (
         Axis(name, lambda value: seconds(value / 1e6)) for name in ("measured", "predicted")
@@ -142,12 +143,14 @@ def compare_chart(
     """Return charts that compare the attention variants of one model.
 
     Bar charts show the stored cache, the cache bytes that a decode step reads, and its seconds. A
-    roofline chart shows attention. The last charts show the cache over contexts.
+    roofline chart shows the FLOP per byte of attention. The last charts show the cache over
+    contexts.
 
     Args:
         deployments: Deployments of one model.
-        records: Records of `compare`, deployment by deployment.
-        sweep: For each deployment, a curve per variant with the cache over contexts.
+        records: Records of `compare`: all records of the first deployment, then of the second, and
+            so on.
+        sweep: For each deployment, a curve per variant with the cache bytes over contexts.
     """
     first = records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only dimensions are known

@@ -55,11 +55,11 @@ def save(charts: Sequence[Chart], target: str, style: str = "light") -> None:
 
 
 def check_picture(target: str, style: str) -> None:
-    """Check that a picture can be written, before anything is computed.
+    """Check that a picture can be written, so that a long computation does not end in an error.
 
     Args:
         target: Path of the file, or `-` for the terminal.
-        style: Name of the style.
+        style: Name of the style: light, dark or slides.
 
     Raises:
         UserError: The suffix or the style is unknown, or the file cannot be written.
@@ -93,12 +93,12 @@ def render(charts: Sequence[Chart], suffix: str, style: str = "light") -> bytes:
 
 
 def rendered(pictures: Iterable[Sequence[Chart]], suffix: str, style: Style) -> list[bytes]:
-    """Return the content of each picture's file as bytes.
+    """Return the content of each picture's file as bytes, one item per picture.
 
     Args:
         pictures: The charts of each picture.
         suffix: Format of the files: png, svg or pdf.
-        style: Style of the pictures.
+        style: Style of all pictures: fonts, colours and size.
     """
     with _settings(style):
         return [_file_bytes(figure(charts, style), suffix) for charts in pictures]
@@ -157,7 +157,12 @@ def _settings(style: Style) -> Iterator[None]:
 
 
 def figure(charts: Sequence[Chart], style: Style) -> Any:
-    """Return a picture as a matplotlib figure in which every label has its final position."""
+    """Return a picture as a matplotlib figure in which every label has its final position.
+
+    Args:
+        charts: The charts of the picture.
+        style: Style of the picture: font, colours and size.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine

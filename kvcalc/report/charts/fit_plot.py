@@ -80,10 +80,11 @@ def _users(record: Record) -> str:
 
 
 def allocations_chart(run: "AllocationRun") -> Chart:
-    """Return a chart with one bar per KV cache allocator, in tokens, after the last request.
+    """Return a chart of the tokens in memory after a script of requests, one bar per allocator.
 
-    The allocators are contiguous slots, first-fit pieces and pages. "Free, out of reach" is free
-    memory that the next single request cannot use. Examples are holes other than the largest hole.
+    The allocators are contiguous slots of the maximum length, first-fit pieces of exact size, and
+    pages. "Free, out of reach" is free memory that the next single request cannot use, such as all
+    holes except the largest.
 
     Args:
         run: Result of the same requests in all three allocators.

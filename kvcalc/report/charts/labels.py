@@ -15,7 +15,7 @@ NAME_LINES = 5
 
 
 def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
-    """Return a text broken into lines of about equal length.
+    """Return a text with line breaks, in lines of about equal length, for a label in a picture.
 
     Args:
         text: The text.
@@ -32,7 +32,12 @@ def wrapped(text: str, width: int, max_lines: int = NAME_LINES) -> str:
 
 
 def text_box(text: Any, renderer: Any) -> Any:
-    """Return the bounding box of a matplotlib text in pixels, without an annotation's arrow."""
+    """Return the bounding box of a matplotlib text in pixels, without an annotation's arrow.
+
+    Args:
+        text: A matplotlib text or annotation.
+        renderer: The matplotlib renderer that measures texts.
+    """
     from matplotlib.text import Text
 
     return Text.get_window_extent(text, renderer)
@@ -55,7 +60,7 @@ def lines_on(axes: Any) -> list[tuple[Any, float]]:
 
 
 def count_crossed(lines: Sequence[tuple[Any, float]], box: Any) -> int:
-    """Return how many lines cross a box.
+    """Return how many lines cross a box, as a measure of how well a label in this box can be read.
 
     Args:
         lines: Path and half the line width of each line, in pixels.

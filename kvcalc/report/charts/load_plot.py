@@ -39,14 +39,16 @@ BATCH_AXIS = Axis("concurrent sequences", tokens_tick)
 
 
 def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> list[Chart]:
-    """Return the charts of `latency`.
+    """Return the charts of `latency`. The options decide which charts they are.
 
-    A request with a draft gives the speed-up of speculative decoding. A request with `no_cache`
-    gives FLOPs with and without a cache. Other requests give TPOT and throughput over batch size.
+    If the options have a draft, a chart shows the speed-up of speculative decoding. If they have
+    `no_cache`, charts show FLOPs with and without a KV cache. Otherwise, two charts show TPOT and
+    throughput over the batch size.
 
     Args:
-        curves: Result of `latency_sweep` for the request.
-        request: The first request.
+        curves: Result of `latency_sweep` for all requests: speculation curves, generation work or
+            latency curves.
+        request: The options of the first request, which stand for all requests.
     """
     if request.draft:
         return [speculation_chart(curves, request)]
@@ -59,6 +61,9 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
     """Return a chart of TPOT and a chart of output tokens per second, both over the batch size.
 
     Each curve ends at the largest batch that fits in GPU memory.
+
+    Args:
+        curves: A curve for each deployment and request, with a record per batch size.
     """
     curves, undrawn = comparable_curves(curves)
     lengths = [
@@ -127,8 +132,9 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
 def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
     """Return the curves to draw, and a note for the subtitle that names the GPUs left out.
 
-    If any curve has predicted times, curves with datasheet bounds are left out. The note is '' if
-    all curves are drawn.
+    A predicted time and a lower bound from the datasheet cannot be compared. So if any curve has
+    predicted times, curves with datasheet bounds are left out. The note is '' if all curves are
+    drawn.
 
     Args:
         curves: Curves of `latency_sweep`, each with its deployment.
@@ -141,14 +147,16 @@ def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
 def deployment_names(
     deployments: "Sequence[TimedDeployment]", details: Sequence[str] = ()
 ) -> tuple[str, list[str]]:
-    """Return a text for the subtitle, and a short name for each deployment.
+    """Return a text on what all deployments share, and a short name for each deployment.
 
-    The text has the model, GPUs and details that all deployments share. A name has only values that
-    differ between the deployments. The names are '' if nothing differs.
+    The text is for the subtitle of a chart: model, GPUs and details that are equal in all
+    deployments. A name has only values that differ between the deployments. The names are '' if
+    nothing differs.
 
     Args:
         deployments: The deployments.
-        details: A further text for each deployment, such as its input and output lengths.
+        details: A further text for each deployment, such as its input and output lengths; () for
+            none.
     """
     records = [
         {
@@ -196,10 +204,10 @@ def load_chart(records: Records) -> list[Chart]:
 
     The load is the request rate or the number of clients. If each server has only one load, the
     charts have a bar per server. If any record has predicted times, records with datasheet bounds
-    are left out.
+    are left out, because they cannot be compared.
 
     Args:
-        records: Records of `serve`.
+        records: Records of `serve`, one per server and load.
 
     Raises:
         UserError: No request was served.

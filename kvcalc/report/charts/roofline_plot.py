@@ -40,16 +40,17 @@ Pass = Records
 
 
 class RooflinePoint(NamedTuple):
-    """One marker of a roofline chart: operators of one pass with similar FLOP per byte.
+    """One marker of a roofline chart: operators of one forward pass with similar FLOP per byte.
 
     Attributes:
-        kind: One of KINDS: attention, or GEMMs with weights.
+        kind: "attention" or "GEMMs with weights".
         name: Names of the operators, or `kind` if there are too many to list.
         x: FLOP per byte.
         y: FLOP per second at the datasheet bound.
         share: The operators' share of the pass's time, from 0 to 1.
-        predicted: FLOP per second as the calibration predicts; 0 without a calibration.
-        step: Batch size and context of the pass.
+        predicted: FLOP per second as the calibration (time models fitted to measured kernels)
+            predicts; 0 without a calibration.
+        step: [batch size, context] of the pass.
     """
 
     kind: str
@@ -62,16 +63,16 @@ class RooflinePoint(NamedTuple):
 
 
 def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
-    """Return roofline charts with the operators of passes, one chart per deployment and phase.
+    """Return roofline charts with the operators of forward passes, one per deployment and phase.
 
-    All charts have the same axes.
+    All charts have the same axes: FLOP per byte, and FLOP per second.
 
     Args:
-        passes: Records of `roofline` for each pass: its operators, then its total.
+        passes: For each pass, the records of `roofline`: one per operator, then their total.
         gpus: GPUs of the passes. Their peaks and bandwidths are the roofs.
 
     Raises:
-        UserError: A GPU has no matrix peak.
+        UserError: A GPU has no published peak of its matrix units.
     """
     operators = [row for rows in passes for row in _operators(rows)]
     ends = intensity_ends([row["intensity"] for row in operators])
@@ -257,16 +258,16 @@ def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
 
 
 def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series]:
-    """Return the roofline of a GPU for each peak, and a marker at each ridge point, in grey.
+    """Return the roofline of a GPU for each data type, and a marker at each ridge point, in grey.
 
     Args:
         gpu: The GPU.
         dtypes: Data types in which the operators compute. Types with equal peaks share a roofline.
-        ends: Smallest and largest FLOP per byte of the rooflines. If the smallest is 0, each
+        ends: [smallest, largest] FLOP per byte of the rooflines. If the smallest is 0, each
             roofline begins just below its ridge point.
 
     Raises:
-        UserError: The GPU has no matrix peak.
+        UserError: The GPU has no published peak of its matrix units.
     """
     if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")

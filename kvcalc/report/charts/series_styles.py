@@ -69,9 +69,13 @@ STYLES = {
 
 
 def colour(number: int, style: Style) -> str:
-    """Return the colour of the series with index `number`.
+    """Return the hexadecimal colour of the series with index `number`.
 
     Index 0 has the style's own blue. Colours repeat after 8 series.
+
+    Args:
+        number: Index of the series in the chart, from 0 on.
+        style: Style of the picture.
     """
     place = number % len(PALETTE)
     return PALETTE[place] if place else style.blue
@@ -82,6 +86,9 @@ def dashes(number: int) -> Any:
 
     The 9th line has the first line's colour again, but other dashes. So 64 lines can be
     distinguished.
+
+    Args:
+        number: Index of the series in the chart, from 0 on.
     """
     return DASHES[(number + number // len(PALETTE)) % len(DASHES)]
 
@@ -89,6 +96,10 @@ def dashes(number: int) -> Any:
 def marker(number: int) -> str:
     """Return matplotlib's marker symbol for the points of the series with index `number`.
 
-    The 9th series has the first colour again, but another symbol.
+    The 9th series has the first colour again, but another symbol, so that the two can be told
+    apart.
+
+    Args:
+        number: Index of the series in the chart, from 0 on.
     """
     return MARKERS[(number + number // len(PALETTE)) % len(MARKERS)]

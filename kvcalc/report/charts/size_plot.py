@@ -160,6 +160,9 @@ def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
 
     The axes are linear. FLOPs of full attention per token grow with the square of the length
     without a cache, and in proportion to the length with it.
+
+    Args:
+        works: FLOPs of each token of a generation, for each model.
     """
     charts = []
     write = si_tick("FLOP")
@@ -238,7 +241,11 @@ def weights_and_cache(
 def sparse_reads_chart(reads: "SparseReads") -> Chart:
     """Return a chart of the cache bytes that a decode step reads per layer, over contexts.
 
-    A model with MLA reads its whole cache. A model with DSA reads only a part of it.
+    A model with multi-head latent attention (MLA) reads its whole cache. A model with DeepSeek
+    sparse attention (DSA) reads only a part of it.
+
+    Args:
+        reads: Bytes per layer at each context, for models with MLA and with DSA.
     """
     last = reads.dense.contexts[-1]
     series = []

@@ -54,11 +54,12 @@ def size_table(
     stored: Sequence[tuple[Model, Precision, Parallelism]],
     block_size: int,
 ) -> Table:
-    """Return the table that `size` prints, with the assumptions on each model as details.
+    """Return the table that `size` prints: KV cache bytes per GPU of models, contexts and batches.
 
     Args:
-        records: Records of `size`.
-        stored: Each model with its data types and parallelism.
+        records: Records of `size`, one per row.
+        stored: (model, data types, parallelism) triples. Notes for `--verbose` state what is
+            assumed about each model.
         block_size: Tokens per block of the cache.
     """
     has_weights = records[0]["weight_bytes"] is not None
@@ -146,7 +147,11 @@ def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -
 
 
 def load_words(record: Record) -> str:
-    """Return a record's context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens."""
+    """Return a record's context and batch size in words: 4,096 tokens, or 8 × 4,096 tokens.
+
+    Args:
+        record: Record with the keys `context` and `batch_size`.
+    """
     batch, context = record["batch_size"], record["context"]
     return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
 
@@ -186,11 +191,12 @@ COMPARE_COLUMNS = columns(
 def compare_table(
     deployments: "Sequence[TimedDeployment]", records: Records, block_size: int
 ) -> Table:
-    """Return the table that `compare` prints. A row is an attention variant.
+    """Return the table that `compare` prints: a row per deployment, attention variant and load.
 
     Args:
         deployments: Deployments of one model.
-        records: Records of `compare`, deployment by deployment.
+        records: Records of `compare`: all records of the first deployment, then of the second, and
+            so on.
         block_size: Tokens per block of the cache.
     """
     model, first = deployments[0].model, records[0]
@@ -260,7 +266,8 @@ def _intensity_notes(records: Records) -> list[str]:
 def compared(deployment: "TimedDeployment", records: Records) -> str:
     """Return a sentence on the attention variant with the smallest KV cache.
 
-    A single variant is compared with the model's own attention.
+    It states the bytes, and how much less they are than with the first variant. A single variant is
+    compared with the model's own attention.
 
     Args:
         deployment: Deployment of the model.

@@ -79,9 +79,11 @@ def fit_table(
 
     Args:
         records: Records of `fit`, one per configuration.
-        fits: The `Fit` of each record. The smallest configuration that fits is the first.
-        typed: The word for each model in an engine's command line. If given, suggested changes are
-            written as the engine's own flags.
+        fits: The memory and capacity of each configuration, in the order of `records`. If any
+            configuration fits, the first is the smallest that does.
+        typed: Name of a model → the word that the user typed for it in an engine's command line. If
+            given, suggested changes are written as the engine's own flags. None without such a
+            line.
         all_experts: Whether the request has `--enable-expert-parallel`.
     """
     rows = []
@@ -271,22 +273,33 @@ def _missing_sentence(
 
 
 def placement_words(record: Record) -> str:
-    """Return a record's GPUs and parallelism in words: 4× h100-sxm with tp 4."""
+    """Return a record's GPUs and parallelism in words: 4× h100-sxm with tp 4.
+
+    Args:
+        record: Record of a deployment.
+    """
     split = split_words(record)
     return f"{record['gpus']}× {record['gpu']}" + f" with {split}" * bool(split)
 
 
 def has_different_values(records: Records, key: str) -> bool:
-    """Return whether the records have more than one value of a key."""
+    """Return whether the records have more than one value of a key.
+
+    Args:
+        records: The records, all with this key.
+        key: The JSON key.
+    """
     return len({r[key] for r in records}) > 1
 
 
 def basis_line(records: Records, fits: Sequence[Fit]) -> str:
-    """Return a line with the model, data types, engine and memory share, if all rows have the same.
+    """Return a footnote of `fit` with the model, data types, engine and memory share of all rows.
+
+    Values that differ between rows are left out. Example: `llama-3.1-8b, bf16 weights, bf16 cache`.
 
     Args:
         records: Records of `fit`.
-        fits: The `Fit` of each record.
+        fits: The memory and capacity of each record's configuration.
     """
     words = format_words(records)
     if not has_different_values(records, "engine"):
@@ -296,9 +309,13 @@ def basis_line(records: Records, fits: Sequence[Fit]) -> str:
 
 
 def format_words(records: Records) -> list[str]:
-    """Return the model and the data types that all records share, in words.
+    """Return the model and the data types that all records share, as texts for a footnote.
 
-    Example: `llama-3.1-8b`, `bf16 weights` and `bf16 cache`.
+    Example: ["llama-3.1-8b", "bf16 weights", "bf16 cache"]. A value that differs between records is
+    left out.
+
+    Args:
+        records: The records of a table.
     """
     return shared_words(records, FORMAT_WORDING)
 
@@ -354,7 +371,8 @@ def _details(
 def is_measured_on(model: str, quality: str) -> bool:
     """Return whether a published quality score was measured on a model.
 
-    Example: "effectively lossless for Llama-3.1 of all sizes" is true of llama-3.1-70b.
+    Notes on the quality of a weight format are shown only then. Example: "effectively lossless for
+    Llama-3.1 of all sizes" is true of llama-3.1-70b.
 
     Args:
         model: Name of the model.
@@ -368,7 +386,10 @@ def is_measured_on(model: str, quality: str) -> bool:
 def memory_line(result: Fit) -> str:
     """Return a line with all parts of one GPU's memory, such as weights, activations and KV cache.
 
-    The sum of the parts is the GPU's memory.
+    The sizes are in the unit that `--units` selects, and their sum is the GPU's memory.
+
+    Args:
+        result: Memory and capacity of a deployment.
     """
     end = f" at the {result.estimate} end" if result.estimate != "middle" else ""
     parts = [f"{name} {format_bytes(size)}" for name, size in result.memory_parts().items()]
@@ -377,13 +398,13 @@ def memory_line(result: Fit) -> str:
 
 
 def cost_lines(record: Record) -> list[str]:
-    """Return lines that give the cache bytes of one request as a function of its tokens.
+    """Return sentences on the cache bytes that one request needs, by its number of tokens.
 
-    A full sliding window changes the function. So each line is valid from a number of tokens on.
-    Example: `A request needs 131,072 bytes per token, in blocks of 16 tokens`.
+    When a sliding window is full, the bytes per token change. So each sentence is valid from a
+    number of tokens on. Example: `A request needs 131,072 bytes per token, in blocks of 16 tokens`.
 
     Args:
-        record: Record of `fit`, whose key `breakpoints` has the functions.
+        record: Record of `fit`. Its key `breakpoints` has the bytes for each range of lengths.
     """
     lines = []
     for piece in record["breakpoints"]:
@@ -417,9 +438,10 @@ at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least 
 
 
 def placement_lines(record: Record) -> list[str]:
-    """Return lines on what a deployment stores or moves outside one GPU's own memory.
+    """Return sentences on what a deployment stores or moves outside one GPU's own memory.
 
-    The lines are about offloading to CPU memory, replicated weights, and the times of transfers.
+    They are about weights and caches in CPU memory, replicated weights, and the time to load
+    weights or to send a cache. A sentence is left out if the record lacks its values.
 
     Args:
         record: Record of `fit`, or of `latency` with the same keys.
@@ -447,9 +469,13 @@ ALLOCATION_COLUMNS = columns(
 
 
 def allocation_table(run: AllocationRun) -> Table:
-    """Return the table of `fit --allocations`, with a row per request to three KV cache allocators.
+    """Return the table of `fit --allocations`: a row per request, columns per cache allocator.
 
-    The allocators are contiguous slots, first-fit pieces and pages.
+    The allocators are contiguous slots of the maximum length, first-fit pieces of exact size, and
+    pages.
+
+    Args:
+        run: Result of the requests in all three allocators.
     """
     pages, slots = run.pages, run.slots
     num_slots = len(slots.queue) + len(slots.tables)

@@ -70,11 +70,11 @@ GENERATE_COLUMNS = columns(
 
 
 def measured_table(rows: list[Record], version: str) -> Table:
-    """Return the table that `measure` prints: times and bytes of each measured layer.
+    """Return the table that `measure` prints: measured and predicted times and bytes of layers.
 
     Args:
-        rows: Records of `measure`.
-        version: Version of torch.
+        rows: Records of `measure`, one per attention variant, phase and shape.
+        version: Version of torch, for a footnote.
     """
     medians = []
     for phase in dict.fromkeys(r["phase"] for r in rows):
@@ -122,11 +122,11 @@ def _clock(record: Record, events: str) -> str:
 
 
 def generated_table(rows: list[Record], version: str) -> Table:
-    """Return the table of `measure --generate`: total times of generations, measured and predicted.
+    """Return the table of `measure --generate`: seconds of generations, measured and predicted.
 
     Args:
-        rows: Records of `measure --generate`.
-        version: Version of torch.
+        rows: Records of `measure --generate`, one per way to generate: with and without a KV cache.
+        version: Version of torch, for a footnote.
     """
     first, without = rows[0], next((r for r in rows if r["mode"] == "uncached"), None)
     title = (

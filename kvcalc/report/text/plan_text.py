@@ -34,7 +34,8 @@ class PlanRow(PlanRecord):
 
     Attributes:
         split: Parallelism of each replica in words, such as `tp 2`.
-        max_users: Requests that fit in all replicas together, at least; None if unknown.
+        max_users: Number of requests that fit in all replicas together, by the low estimate of
+            memory; None if unknown.
     """
 
     split: Annotated[str, "parallelism of each replica", "split"]
@@ -129,7 +130,11 @@ def _row(record: Record) -> JsonObject:
 
 
 def requirement_words(need: Requirement) -> str:
-    """Return load and targets in words: 64 users of 4,096 + 500 tokens within 30 ms TPOT."""
+    """Return a load and its targets in words: 64 users of 4,096 + 500 tokens within 30 ms TPOT.
+
+    Args:
+        need: The load and the targets.
+    """
     lengths = need.lengths
     tokens = f"{lengths.context:,}"
     if need.output_len:
@@ -147,7 +152,11 @@ def requirement_words(need: Requirement) -> str:
 
 
 def deployment_words(candidate: Candidate) -> str:
-    """Return GPUs, replicas and parallelism in words: 4× h200 in 2 replicas with tp 2."""
+    """Return GPUs, replicas and parallelism in words: 4× h200 in 2 replicas with tp 2.
+
+    Args:
+        candidate: A deployment that `plan` tried. The number of GPUs is of all replicas.
+    """
     replicas, prefill = candidate.replicas, candidate.prefill_replicas
     words = [f"{candidate.gpus}× {candidate.gpu}"]
     if replicas > 1 or prefill:
@@ -162,14 +171,14 @@ def deployment_words(candidate: Candidate) -> str:
 
 
 def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
-    """Return a sentence on the best deployment.
+    """Return a sentence on the best deployment for one load, the title of `plan`.
 
     If no deployment meets the targets, the sentence is on the deployment that misses them least.
 
     Args:
         answer: The search result for one load with its targets.
-        space: The deployments that were tried. If given, a sentence on a miss has the maximum
-            number of GPUs.
+        space: The limits of the search. If given, a sentence on a miss states the maximum number of
+            GPUs.
     """
     count = space.max_gpus if space else 0
     limit = f" with up to {count} GPU{'s' * (count > 1)}" if space else ""

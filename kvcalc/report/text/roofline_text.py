@@ -52,10 +52,11 @@ PHASES = {"decode": "a decode step", "prefill": "a prefill"}
 
 
 def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
-    """Yield a table of operators for each pass.
+    """Yield a table of operators for each forward pass.
 
     Args:
-        passes: The deployment of each pass, and its records: the operators, then the total.
+        passes: (deployment, records) of each pass. The records are one per operator, then their
+            total.
     """
     smallest_batches: dict[tuple[int, int], ComputeBoundBatches] = {}
     for deployment, records in passes:
@@ -71,13 +72,14 @@ def pass_table(
     records: Records,
     smallest_batches: ComputeBoundBatches | None,
 ) -> Table:
-    """Return the table of one pass: its operators, their parts, and the total.
+    """Return the table of one forward pass: its operators, their parts, and the total.
 
     Args:
         deployment: Deployment of the pass.
         records: Records of the operators, then the total.
-        smallest_batches: Smallest compute-bound batch sizes of FFN and attention in a decode step.
-            If None, they are computed here.
+        smallest_batches: Batch size from which FFN or attention is compute-bound in a decode step,
+            by name (`FFN`, `attention`); the batch size is None if there is none. If the argument
+            is None, they are computed here.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []
@@ -267,7 +269,11 @@ def _level(
 
 
 def hierarchy_table(gpu: Gpu) -> Table:
-    """Return the table of a GPU's memories, from registers to disk, with size and bandwidth."""
+    """Return the table of a GPU's memories, from registers to disk, with bytes and bandwidth.
+
+    Args:
+        gpu: The GPU.
+    """
     time = seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)
     notes = [
         "",
@@ -290,9 +296,9 @@ ATTENTION_COLUMNS = columns(
 
 
 def attention_table(records: Records) -> Table:
-    """Return the table that `roofline` prints without a model.
+    """Return the table that `roofline` prints without a model: attention of model families.
 
-    Each row is an attention variant on a GPU.
+    Each row is the attention of one layer, such as GQA or MLA, on a GPU.
 
     Args:
         records: Records of `roofline` without a model.

@@ -76,13 +76,13 @@ LOAD_WORDING = {
 
 
 def latency_tables(records: Records) -> list[Table]:
-    """Return the tables that `latency` prints.
+    """Return the tables that `latency` prints, one to three.
 
-    The first table has the times of each request. With `--no-cache`, the second compares them with
-    generation without a KV cache. With `--draft`, the last shows speculative decoding.
+    The first table has the times of each request. With `--no-cache`, the next table compares them
+    with generation without a KV cache. With `--draft`, the last table shows speculative decoding.
 
     Args:
-        records: Records of `latency`.
+        records: Records of `latency`, one per deployment and request.
     """
     records = predictions_first(records)
     keys = [c.key for c in (*LATENCY, FITS)]

@@ -33,11 +33,12 @@ class Column(msgspec.Struct, frozen=True):
         show: Function that formats a value.
         right: Whether cells are aligned to the right and never shortened.
         wide: Whether only `--wide` shows the column.
-        is_input: Whether the column becomes a note if all rows have the same value.
+        is_input: Whether the user gave the values. If all rows have the same value, a note then
+            replaces the column.
         is_optional: Whether the column is hidden if all rows with the same model and GPU have the
             same value.
-        meaning: Meaning of the value, for `--explain` and `--verbose`.
-        formula: Formula of the value with keys in braces, for `--explain`.
+        meaning: Meaning of the value, for `--explain` and `--verbose`; '' for none.
+        formula: Formula of the value with keys in braces, for `--explain`; '' for none.
     """
 
     key: str
@@ -56,9 +57,10 @@ class Table(msgspec.Struct, frozen=True):
 
     Attributes:
         records: One record per row.
-        columns: The columns in the order of importance.
-        title: The answer in one sentence.
-        notes: A blank line and footnotes. Only `--verbose` prints more than MAX_NOTES.
+        columns: The columns in the order of importance. Of more than 9, only `--wide` shows the
+            rest.
+        title: The answer in one sentence, printed above the table.
+        notes: '' for a blank line, then footnotes. Only `--verbose` prints more than 3.
         wide: Whether all columns are shown, as with `--wide`.
         details: Further notes that only `--verbose` prints. If there are any, only `--verbose`
             prints the meanings of headings and the values that are equal in all rows.
@@ -80,7 +82,11 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class CommandLine(str):
-    """A shell command below a table, which `shell_lines` breaks into lines."""
+    """A shell command among the lines below a table.
+
+    Its type tells the layout to break it with backslashes (`shell_lines`), so that it can be
+    copied.
+    """
 
     __slots__ = ()
 
@@ -110,7 +116,7 @@ class ColumnChoice(NamedTuple):
 
     Attributes:
         shown: Columns in the table.
-        remarks: Notes that replace columns. An example is a column whose rows are all equal.
+        remarks: Notes that replace columns, such as a note on a value that is equal in all rows.
         wide: Columns that only `--wide` shows.
     """
 
@@ -249,7 +255,11 @@ def _bands(
 
 
 def filled_columns(table: Table) -> list[Column]:
-    """Return the columns for which at least one record has a value other than None."""
+    """Return the columns to show: those for which at least one record has a value other than None.
+
+    Args:
+        table: The table with its columns and records.
+    """
     return [c for c in table.columns if any(r.get(c.key) is not None for r in table.records)]
 
 
@@ -266,6 +276,9 @@ def choose_columns(table: Table) -> ColumnChoice:
 
     Without `--wide`, a column is left out if it adds no information. For example, a note replaces
     an input that is equal in all rows.
+
+    Args:
+        table: The table with all its columns.
     """
     records = table.records
     choice, inputs = ColumnChoice([], [], []), []
@@ -323,10 +336,14 @@ PARAMETER_KEYS = ("parameters", "active_parameters", "weight_bytes")
 
 
 def cell_text(column: Column, record: Record) -> str:
-    """Return a record's value for a column as text; a dash if the value is None.
+    """Return a record's value for a column as the text of a cell; a dash if the value is None.
 
     A mark before the value means: ≥ or ≤ a datasheet bound, ~ a time scaled from another GPU, and
-    ≈ a figure of estimated parameters. `< 1 µs` has no mark.
+    ≈ a figure of estimated parameters. A text such as `< 1 µs` gets no mark.
+
+    Args:
+        column: The column, with its key and its format.
+        record: The row.
     """
     value = record.get(column.key)
     if value is None:
@@ -363,7 +380,10 @@ class TableParts(NamedTuple):
 def table_parts(table: Table) -> TableParts:
     """Return the title, columns, cells and notes of a table for Markdown and HTML.
 
-    Without `--wide`, columns after the first MAX_COLUMNS are dropped, and a note counts them.
+    Without `--wide`, columns after the first 9 are dropped, and a note counts them.
+
+    Args:
+        table: The table.
     """
     choice = choose_columns(table)
     columns = choice.shown if table.wide else choice.shown[:MAX_COLUMNS]
@@ -416,9 +436,12 @@ def table_html(table: Table) -> str:
 
 
 def svgs_html(charts: Sequence[Chart]) -> list[str]:
-    """Return each chart as inline SVG for an HTML page.
+    """Return each chart as inline SVG for one HTML page, in the order of `charts`.
 
     Its colours are the page's CSS variables, and its ids are unique on the page.
+
+    Args:
+        charts: All charts of the page, each of which becomes a picture.
     """
     from kvcalc.report.charts.drawing import rendered
     from kvcalc.report.charts.series_styles import STYLES

@@ -30,9 +30,12 @@ SHORTEST_KERNEL_S = 1e-6
 
 
 def kernel_seconds(value: float) -> str:
-    """Return seconds of GPU kernels as text with three digits.
+    """Return a time of GPU kernels as text with three digits and a unit, such as `12.3 µs`.
 
     Times from 0 to 1 µs give `< 1 µs`, because no measured kernel is that short.
+
+    Args:
+        value: Seconds.
     """
     return "< 1 µs" if 0 < value < SHORTEST_KERNEL_S else seconds(value)
 
@@ -58,7 +61,13 @@ def percent(value: float) -> str:
 
 
 def per_token(value: float) -> str:
-    """Return a number of bytes per token as text. Whole numbers below 10 KiB are exact."""
+    """Return a number of bytes per token as text, in the unit that `--units` selects.
+
+    Whole numbers below 10 KiB are exact.
+
+    Args:
+        value: Bytes per token.
+    """
     return (
         f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)
     )
@@ -164,9 +173,10 @@ def columns(
 def show(*tables: Table, as_markdown: bool = False) -> None:
     """Print tables on stdout.
 
-    On a terminal, titles are bold and notes are dim, and a wide table is divided to fit. In a pipe,
-    this holds only if FORCE_COLOR is set. Lines have the width of the terminal, or COLUMNS or WIDTH
-    characters in a pipe.
+    On a terminal, titles are bold, notes are dim, and a table that is too wide is divided into
+    parts below each other. In a pipe, this holds only if the environment variable FORCE_COLOR is
+    set. Lines have the width of the terminal; in a pipe, the number of characters in COLUMNS, or
+    else 100.
 
     Args:
         tables: The tables.
@@ -189,13 +199,14 @@ def show(*tables: Table, as_markdown: bool = False) -> None:
 
 
 def answer_sentence(first: str, *clauses: str) -> str:
-    """Return the first clause and the further clauses that fit, as one sentence.
+    """Return the first clause and the further clauses that fit, as one sentence with a full stop.
 
-    A further clause is left out if the sentence would have more than MAX_WORDS words.
+    A further clause is left out if the sentence would have more than 25 words.
 
     Args:
         first: Beginning of the sentence, without a full stop.
-        clauses: Further clauses, the most important first. Each begins with its punctuation.
+        clauses: Further clauses, the most important first. Each begins with its punctuation, such
+            as `, the smallest that fits`.
     """
     text = first
     for clause in clauses:
@@ -206,10 +217,12 @@ def answer_sentence(first: str, *clauses: str) -> str:
 
 
 def footnotes(*notes: str) -> list[str]:
-    """Return a blank line, then the notes in their order. Empty and repeated notes are left out.
+    """Return '' (a blank line) and then the notes, as the lines below a table.
+
+    Empty and repeated notes are left out.
 
     Args:
-        notes: Notes, the most important first.
+        notes: Notes, the most important first. Only `--verbose` prints more than three.
     """
     return ["", *dict.fromkeys(filter(None, notes))]
 
@@ -225,12 +238,23 @@ def plural(count: int, noun: str) -> str:
 
 
 def distinct_notes(records: Records, key: str) -> list[str]:
-    """Return the texts that the records have for a key, each only once."""
+    """Return the texts that the records have for a key, each only once; null and '' are left out.
+
+    Args:
+        records: The records.
+        key: JSON key of a text, such as `memory_note`.
+    """
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
 
 def records_that_fit(records: Records) -> list[Record]:
-    """Return the records whose batch fits in GPU memory, or for which that is unknown."""
+    """Return the records without those whose batch does not fit in GPU memory.
+
+    Records whose key `fits` is null or missing stay.
+
+    Args:
+        records: The rows.
+    """
     return [r for r in records if r.get("fits") is not False]
 
 
@@ -238,6 +262,9 @@ def memory_warning(records: Records) -> str:
     """Return a sentence that counts the rows whose batch does not fit in GPU memory.
 
     Return '' if all rows fit. Return '' also if no row fits, because another note says so.
+
+    Args:
+        records: The rows of a table.
     """
     count = len(records) - len(records_that_fit(records))
     if count in (0, len(records)):
@@ -298,10 +325,13 @@ def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
 
 
 def time_footnotes(records: Records) -> list[str]:
-    """Return footnotes on the times in records.
+    """Return footnotes on how the times of a table were predicted, and how accurate they are.
 
-    The first footnote is the source of the times. The second is their accuracy, or '' if unknown.
-    The further footnotes say why some times are datasheet bounds.
+    The first footnote says whether the times are predictions or datasheet bounds. The second is
+    their accuracy, or '' if unknown. The further footnotes say why some times are only bounds.
+
+    Args:
+        records: The rows, with the keys `time_basis`, `basis` (the time model) and others.
     """
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
@@ -331,9 +361,12 @@ def time_footnotes(records: Records) -> list[str]:
 
 
 def time_details(records: Records) -> list[str]:
-    """Return further notes on the times in records, for `--verbose`.
+    """Return further notes on the times of a table, for `--verbose`.
 
-    They name the calibrations with their versions.
+    They name the calibrations (time models fitted to measured kernels) with their versions.
+
+    Args:
+        records: The rows, with the keys `time_basis` and `basis`.
     """
     lines = []
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
@@ -347,10 +380,11 @@ def time_details(records: Records) -> list[str]:
 def pass_notes(records: Records, *more: str) -> list[str]:
     """Return the footnotes of a table whose rows are batches with their times.
 
-    The first note is the source of the times. Warnings and the accuracy of the times follow.
+    The first note is the source of the times. Warnings, such as rows that do not fit in memory, and
+    the accuracy of the times follow. Notes may be ''.
 
     Args:
-        records: Records of the batches.
+        records: The rows.
         more: Warnings that precede the other warnings.
     """
     unknown = any(r.get("memory_note") for r in records)
@@ -370,6 +404,9 @@ def pass_details(records: Records) -> list[str]:
     """Return further notes of a table whose rows are batches with their times, for `--verbose`.
 
     They are about calibrations, nodes, and engines whose KV cache budget is unknown.
+
+    Args:
+        records: The rows.
     """
     reasons = distinct_notes(records, "memory_note")
     return [
@@ -380,21 +417,36 @@ def pass_details(records: Records) -> list[str]:
 
 
 def time_note(records: Records) -> str:
-    """Return the source and accuracy of the times in one line, for the subtitle of a picture."""
+    """Return the source and accuracy of the times in one line, for the subtitle of a picture.
+
+    Args:
+        records: The records that the picture shows.
+    """
     basis, accuracy, *_ = time_footnotes(records)
     return "; ".join(text.removesuffix(".") for text in (basis, accuracy) if text)
 
 
 def predictions_first(records: Records) -> list[Record]:
-    """Return the records in another order: predicted times first, then datasheet bounds."""
+    """Return the records in another order: predicted times first, then datasheet bounds.
+
+    Bounds are lower than real times, so they must not lead a ranking. Otherwise the order is
+    unchanged.
+
+    Args:
+        records: Records with the key `time_basis`.
+    """
     return sorted(records, key=lambda record: bool(record["time_basis"] == BOUND))
 
 
 def comparable_records(records: Records) -> list[Record]:
     """Return the records whose times can be compared with the times of the first record.
 
-    If the first record has predicted times, they are the records with predictions. Otherwise they
-    are the records with datasheet bounds.
+    A predicted time cannot be compared with a datasheet bound. If the first record has predicted
+    times, the result is the records with predictions. Otherwise it is the records with datasheet
+    bounds.
+
+    Args:
+        records: Records with the key `time_basis`.
     """
     return [
         r for r in records if (r["time_basis"] == BOUND) == (records[0]["time_basis"] == BOUND)
@@ -402,9 +454,10 @@ def comparable_records(records: Records) -> list[Record]:
 
 
 def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns, without `engine` if the engines do not need this column.
+    """Return the columns, without the column `engine` if the column `basis` says as much.
 
-    They do not if rows with different engines also have different calibrations in `basis`.
+    `basis` names the time model of a row, such as `vllm 0.24.0 calibration`. `engine` is removed if
+    all rows with different engines also differ in `basis`.
 
     Args:
         records: The rows.
@@ -415,7 +468,11 @@ def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Co
 
 
 def node_notes(records: Records) -> list[str]:
-    """Return a line for each deployment on several nodes, with the bandwidth between its nodes."""
+    """Return a note for each deployment on several nodes, with the bandwidth between its nodes.
+
+    Args:
+        records: The rows. Equal notes are returned once.
+    """
     lines = []
     for r in records:
         if r.get("nodes", 1) > 1:
