@@ -68,8 +68,7 @@ def roofline_answer(
 ) -> Answer:
     """Return FLOPs, bytes and seconds of each operator in a forward pass, and of the whole pass.
 
-    There is a pass for each deployment, context and batch size. Values are of one GPU; with
-    pipeline parallelism, they are sums over one GPU of each stage.
+    There is a pass per deployment, context and batch size. Values are sums over one GPU per stage.
 
     Args:
         deployments: The deployments, each a model on one replica of GPUs.
