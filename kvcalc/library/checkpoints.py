@@ -17,14 +17,14 @@ from kvcalc.storage.quantization import load_weight_format
 
 
 def load_named(name: str, changes: list[str] | None = None) -> Model:
-    """Return the model that a name means, as `load_model` does.
+    """Return the model that a name means: a preset, a file, or a model on the Hugging Face Hub.
 
-    The error differs: if the Hugging Face Hub does not provide the model but a preset is
-    equivalent, the message suggests the preset, which needs no network.
+    It works as `load_model`, except for one error: if the Hub does not provide the model but a
+    preset is equivalent, the message suggests this preset, which needs no network.
 
     Args:
-        name: A name that `load_model` accepts.
-        changes: The `KEY=VALUE` changes of `--set`.
+        name: Name of a preset, path of a file or folder, or a name such as `org/name`.
+        changes: The `KEY=VALUE` changes of `--set`; None for none.
 
     Raises:
         UserError: Nothing has this name, or a file or change is invalid.
@@ -107,7 +107,7 @@ class Checkpoint(NamedTuple):
     Attributes:
         name: The model, as `load_model` accepts it.
         dtype: dtype of the weights; '' means as published.
-        quantization: Weight format; '' means as published.
+        quantization: Weight format such as `awq`; '' means as published.
         remark: Sentence for the user about how the name was read; '' for none.
     """
 
@@ -120,6 +120,9 @@ class Checkpoint(NamedTuple):
 @lru_cache(64)
 def checkpoint(name: str) -> Checkpoint:
     """Return the model and the storage formats that the name of a checkpoint implies.
+
+    No weights are read. Example: `Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in the weight format
+    awq.
 
     Args:
         name: An existing file or folder, a preset, a preset's name on the Hub, or an unknown name
@@ -147,12 +150,13 @@ def checkpoint(name: str) -> Checkpoint:
 
 
 def known_checkpoint(name: str) -> Checkpoint | None:
-    """Return the model and storage formats that a name implies, as `checkpoint` does.
+    """Return the model and storage formats that a name implies, or None instead of an error.
 
-    The result is None if the name is empty, or if `checkpoint` does not know it.
+    The result is None if the name is empty, or if nothing has this name. Example:
+    `Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in the weight format awq.
 
     Args:
-        name: A name that `checkpoint` accepts.
+        name: Name of a preset or checkpoint, or a path.
     """
     try:
         return checkpoint(name) if name else None

@@ -34,9 +34,10 @@ Lines = dict[tuple[str | int, ...], int]
 
 
 def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
-    """Return the mapping in a YAML text, and the line number of each key by its path.
+    """Return the mapping in a YAML text, and the line number of each key for error messages.
 
-    The path of a key is a tuple of keys and list indices, such as ("kinds", "full", "parts", 0).
+    The line numbers are stored by the path of a key: a tuple of keys and list indices, such as
+    ("kinds", "full", "parts", 0).
 
     Args:
         text: The YAML text.
@@ -199,7 +200,8 @@ def write_text(target: str | Path, content: str | bytes) -> None:
 def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     """Return the path of an output file with links resolved, and its `os.stat` result.
 
-    The second value is None if the file does not exist yet.
+    It is called before a long computation, so that an unusable path is reported first. The second
+    value is None if the file does not exist yet.
 
     Args:
         target: Path that the user typed.
@@ -236,7 +238,7 @@ def _file_error(action: str, error: OSError | ValueError, path: str | Path) -> U
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents.
+    """Create a folder and its missing parents. An existing folder is left as it is.
 
     Raises:
         UserError: The folder cannot be created.
@@ -296,10 +298,11 @@ class OutputFile:
             raise _file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
-        """Close the file.
+        """Close the file, and put the written content in the place of the target or discard it.
 
         Args:
-            keep: Whether the temporary file replaces the target. If not, it is deleted.
+            keep: Whether the temporary file replaces the target. If not, it is deleted, and the
+                target stays as it was.
         """
         if not self._file:
             return

@@ -42,10 +42,12 @@ class TensorInfo(NamedTuple):
 
     @property
     def elements(self) -> int:
+        """Return the number of elements of the tensor."""
         return prod(self.shape)
 
     @property
     def bytes(self) -> int:
+        """Return the bytes of the tensor in the file."""
         return tensor_bytes(self.type, self.shape[0], self.elements // self.shape[0])
 
 
@@ -256,7 +258,7 @@ _CHUNK = 8192  # tokens, for llama4; no key contains it
 
 
 class Fields:
-    """The metadata of one GGUF file, with checks of their values.
+    """The metadata (key → value) of one GGUF file, with methods that check the values they return.
 
     Attributes:
         metadata: Key → value, as the header states them.
@@ -300,19 +302,15 @@ class Fields:
         return f"{self.family}.{key}" in self.metadata
 
     def size(
-        self,
-        key: str,
-        default: int | None = None,
-        layer: int = -1,
-        max_value: int = MAX_SIZE,
+        self, key: str, default: int | None = None, layer: int = -1, max_value: int = MAX_SIZE
     ) -> int:
         """Return the whole number under a metadata key.
 
         Args:
             key: Name of the key without the architecture: `block_count` means `llama.block_count`.
-            default: Result if the key is missing.
+            default: Result if the key is missing; None if the key is required.
             layer: Index of the layer. If the value is a list, its entry for this layer is the
-                result.
+                result. −1 for a value that is not a list.
             max_value: Largest allowed number. The smallest is 0.
 
         Raises:
@@ -361,6 +359,8 @@ class Fields:
 
     def refuse(self, tensors: Iterable[TensorInfo]) -> None:
         """Raise UserError if a GGUF file has tensors that no reader understood.
+
+        Without this check, the sizes of the model would silently lack these tensors.
 
         Args:
             tensors: Tensors that remain after all readers; an empty list raises nothing.

@@ -28,14 +28,15 @@ from kvcalc.storage.ggml import FILE_TYPES, joined_format
 class GgufBlock:
     """The tensors of one block (layer) of a GGUF file, while readers turn them into parts.
 
-    A part is an attention or recurrent mixer, or an FFN. A reader consumes each tensor that it
-    understands. Tensors that remain after all readers are an error.
+    A part is an attention or recurrent mixer, or an FFN. A reader is a function that returns a
+    part, and consumes its tensors: it removes them from `remaining`. Tensors that remain after all
+    readers are an error, so that no bytes are forgotten.
 
     Attributes:
         fields: Metadata of the file.
         number: Index of the block; −1 for the tensors outside the blocks.
         width: Width of the residual stream (hidden size).
-        remaining: Unconsumed tensors, by name without `blk.N.`.
+        remaining: Name without `blk.N.` → tensor, for the tensors that no reader has consumed yet.
         formats: (weight name, ggml type) for each weight of the consumed tensors.
         norm_biases: Whether each consumed norm of the residual stream has a bias, as a set of
             bools.
@@ -54,8 +55,10 @@ class GgufBlock:
         """Return the whole number, at least 1, under a metadata key for this block.
 
         Args:
-            key: Name of the key without the architecture.
-            default: Result if the key is missing.
+            key: Name of the key without the architecture: `attention.head_count` means
+                `llama.attention.head_count`. If its value is a list, the entry of this block
+                counts.
+            default: Result if the key is missing; None if the key is required.
         """
         result = self.fields.size(key, default, self.number)
         if not result:
@@ -65,8 +68,12 @@ class GgufBlock:
     def take(self, weights: str, name: str, *shape: int) -> TensorInfo:
         """Consume a required tensor of this block, record its format, and return it.
 
+        Consuming removes the tensor from `remaining`, so that the file is not refused because of
+        it.
+
         Args:
-            weights: Names of the weights that the tensor stores, separated by blanks; may be empty.
+            weights: Names in kvcalc of the weights that the tensor stores, separated by blanks,
+                such as `q k v`; may be empty.
             name: Name of the tensor in the block, such as `attn_q`.
             shape: Expected shape; 0 accepts any length, and no shape accepts every shape.
         """
@@ -86,6 +93,8 @@ class GgufBlock:
     def join(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
         """Record the storage format of a weight that consists of rows of several tensors.
 
+        If the tensors have different ggml types, the recorded format has their bytes in sum.
+
         Args:
             weight: Name of the weight in kvcalc, such as `qk`.
             pieces: (tensor, number of the tensor's rows that belong to the weight) for each tensor.
@@ -97,7 +106,7 @@ class GgufBlock:
         self.formats.append((weight, name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of an unconsumed tensor of this block; () if there is no such tensor.
+        """Return the shape of a tensor of this block that no reader has consumed yet; () if none.
 
         Args:
             name: Name of the tensor in the block, such as `attn_q`.
@@ -106,7 +115,7 @@ class GgufBlock:
         return tensor.shape if tensor else ()
 
     def has(self, name: str) -> bool:
-        """Return whether the block has an unconsumed tensor with this name.
+        """Return whether the block has a tensor with this name that no reader has consumed.
 
         Args:
             name: Name of the tensor in the block, such as `attn_q`.
@@ -140,6 +149,8 @@ class GgufBlock:
     def vector(self, name: str) -> int:
         """Consume a vector and return its number of elements; 0 if the block has no such vector.
 
+        Consuming removes the tensor from `remaining`.
+
         Args:
             name: Name of the tensor in the block.
         """
@@ -149,7 +160,8 @@ class GgufBlock:
     def norms(self) -> int:
         """Consume this block's remaining norms of the residual stream, and return their number.
 
-        These are the norm tensors with as many elements as the residual stream is wide.
+        These are the norm tensors with as many elements as the residual stream is wide. Whether
+        they have biases is recorded in `norm_biases`.
         """
         names = [
             name.removesuffix(".weight")
@@ -163,9 +175,10 @@ class GgufBlock:
 
 
 def delta(b: GgufBlock) -> GatedDeltaNet:
-    """Return the gated delta net of a Qwen3-Next or Qwen3.5 block, and consume its tensors.
+    """Return the gated delta net of a Qwen3-Next or Qwen3.5 block, with sizes from its tensors.
 
-    Queries, keys and values are one tensor, and their gate is another tensor.
+    Queries, keys and values are one tensor, and their gate is another tensor. All are removed from
+    `b.remaining`.
     """
     key_heads, value_heads = b.size("ssm.group_count"), b.size("ssm.time_step_rank")
     key, values = b.size("ssm.state_size"), b.size("ssm.inner_size")
@@ -194,9 +207,10 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
 
 
 def mamba(b: GgufBlock) -> Mamba2:
-    """Return the Mamba-2 mixer of a block, and consume its tensors.
+    """Return the Mamba-2 mixer of a block, with sizes from its tensors.
 
-    Mamba-1, with separate projections of the time step, is not supported.
+    The tensors are removed from `b.remaining`. Mamba-1, with separate projections of the time step,
+    is not supported.
     """
     inner, states = b.size("ssm.inner_size"), b.size("ssm.state_size")
     heads, kernel = b.size("ssm.time_step_rank"), b.size("ssm.conv_kernel")
@@ -220,7 +234,10 @@ def mamba(b: GgufBlock) -> Mamba2:
 
 
 def short_conv(b: GgufBlock) -> ShortConv:
-    """Return LFM2's gated short convolution of a block, and consume its tensors."""
+    """Return LFM2's gated short convolution of a block, with sizes from its tensors.
+
+    The tensors are removed from `b.remaining`.
+    """
     kernel = b.size("shortconv.l_cache")
     b.take("in", "shortconv.in_proj", b.width, 3 * b.width)
     b.take("", "shortconv.conv", kernel, b.width)
@@ -230,10 +247,11 @@ def short_conv(b: GgufBlock) -> ShortConv:
 
 
 def grouped(b: GgufBlock) -> Grouped:
-    """Return the MHA, GQA or MQA of a block, and consume its tensors.
+    """Return the attention of a block (MHA, GQA or MQA), with sizes from its tensors.
 
     The projections of queries, keys and values may be one tensor. If the attention has an output
-    gate, the query tensor contains it and is twice as wide.
+    gate, the query tensor contains it and is twice as wide. The tensors are removed from
+    `b.remaining`.
     """
     width, heads = b.width, b.size("attention.head_count")
     if not b.fields.has("attention.key_length") and width % heads:
@@ -283,10 +301,11 @@ def grouped(b: GgufBlock) -> Grouped:
 
 
 def latent(b: GgufBlock) -> Latent:
-    """Return the multi-head latent attention of a block, and consume its tensors.
+    """Return the multi-head latent attention of a block, with sizes from its tensors.
 
-    The matrix kv_up is one tensor, or two tensors per head: [qk_nope_head_dim, kv_lora_rank] and
-    [kv_lora_rank, v_head_dim].
+    The matrix kv_up expands a latent to keys and values. It is one tensor, or two tensors per head:
+    [qk_nope_head_dim, kv_lora_rank] and [kv_lora_rank, v_head_dim]. The tensors are removed from
+    `b.remaining`.
     """
     heads, rank = b.size("attention.head_count"), b.size("attention.kv_lora_rank")
     rope = b.take("kv_down", "attn_kv_a_mqa", b.width, 0).shape[1] - rank
@@ -319,9 +338,10 @@ def latent(b: GgufBlock) -> Latent:
 
 
 def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
-    """Return a dense FFN of a block, and consume its tensors: up, down and an optional gate.
+    """Return a dense FFN of a block, with sizes from its tensors: up, down and an optional gate.
 
-    The gate is a separate tensor, or one half of the tensor of up.
+    The gate is a separate tensor, or one half of the tensor of up. The tensors are removed from
+    `b.remaining`.
 
     Args:
         b: The block.
@@ -350,9 +370,10 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
 
 
 def experts(b: GgufBlock) -> Moe:
-    """Return the mixture of experts of a block, and consume its tensors.
+    """Return the mixture of experts of a block, with sizes from its tensors.
 
-    The tensors are a router, stacked experts, and shared experts if the block has any.
+    The tensors are a router, stacked experts, and shared experts if the block has any. They are
+    removed from `b.remaining`.
     """
     count = b.take("router", "ffn_gate_inp", b.width, 0).shape[1]
     inner = b.take("experts.down", "ffn_down_exps", 0, b.width, count).shape[0]
@@ -402,8 +423,8 @@ _VECTOR_TYPES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16"}
 def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
     """Return the model of a .gguf file or of its splits, with the storage format of each weight.
 
-    Blocks after the last layer are for multi-token prediction. Their bytes count, but they are no
-    parameters.
+    Only the header is read. Blocks after the last layer are for multi-token prediction: their bytes
+    count, but they are no parameters.
 
     Args:
         path: The file, or its first split.

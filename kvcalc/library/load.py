@@ -184,8 +184,8 @@ def load_gpu(name: str) -> Gpu:
 def machine_gpu(found: MachineGpu) -> Gpu:
     """Return the preset of a GPU in this machine, with at most the memory that the driver states.
 
-    nvidia-smi states up to 2 % more than CUDA can use, so the driver's figure never enlarges a
-    preset.
+    A preset has the datasheet values of a GPU. nvidia-smi states up to 2 % more memory than CUDA
+    can use, so the driver's figure never enlarges a preset.
 
     Args:
         found: The GPU as the driver describes it.
@@ -215,8 +215,8 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
         memory_bytes: Memory that the driver states; 0 if unknown.
 
     Returns:
-        The preset. None if no preset has such a name, or if its memory differs by more than the
-        fraction NAMED_TOLERANCE.
+        The preset. None if no preset has such a name, or if its memory differs by more than 12%
+        from `memory_bytes`.
     """
     words = re.split(r"[\s-]+", _GENERIC_WORDS.sub(" ", name.lower().replace("_", " ")).strip())
     for count in range(len(words), 0, -1):
@@ -253,8 +253,7 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
     if size > gpu.memory_bytes:
         limit = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
         raise UserError(
-            f"memory {memory!r}: {limit}",
-            "A GPU with more needs its own YAML file",
+            f"memory {memory!r}: {limit}", "A GPU with more needs its own YAML file"
         )
     return replace(gpu, memory_bytes=size)
 
@@ -311,8 +310,7 @@ def locate(name: str, kind: str) -> Place:
         raise
     if kind == "models" and os.path.isfile(path / "config.json"):  # noqa: PTH113 (as above)
         return Place(
-            path,
-            remark="read from the folder of that name, which comes before the preset",
+            path, remark="read from the folder of that name, which comes before the preset"
         )
     return Place(
         preset, True, f"the preset; write ./{name} for the file here" if exists_here else ""
@@ -320,11 +318,11 @@ def locate(name: str, kind: str) -> Place:
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:
-    """Return the model or GPU in a YAML file, after checks.
+    """Return the model or GPU in a YAML file, after checks of its values.
 
     Args:
-        path: The file.
-        spec: The class `Model` or `Gpu`.
+        path: The file, such as a preset.
+        spec: The class of the result: `Model` or `Gpu`.
 
     Raises:
         UserError: The file is invalid. The message names file, line, key and problem.
@@ -368,9 +366,10 @@ def hub_name(name: str) -> str:
 
 @lru_cache(1)
 def published() -> dict[str, str]:
-    """Return the name of each model preset by its name on the Hugging Face Hub, in lower case.
+    """Return a dictionary: name on the Hugging Face Hub, in lower case → name of the model preset.
 
-    Presets without a `huggingface_id` are left out.
+    Presets without a `huggingface_id` are left out. Example:
+    `published()["qwen/qwen3-14b"]` is "qwen3-14b".
     """
     results: dict[str, str] = {}
     for stem, path in preset_files("models").items():
@@ -382,6 +381,7 @@ def published() -> dict[str, str]:
 
 
 def is_hub_name(name: str) -> bool:
+    """Return whether a name has the form `org/name`, and no file or folder has this path."""
     return bool(_HUB_NAME.fullmatch(name)) and not os.path.lexists(name)
 
 
@@ -389,12 +389,13 @@ LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are ta
 
 
 def beginning(name: str, kind: str) -> list[str]:
-    """Return the names of presets that contain a word, for a list of choices in an error message.
+    """Return the names of the presets that contain a word, as choices for the user.
 
-    The list is empty if the word itself is the name of a preset or file.
+    The list is empty if the word itself is the name of a preset or file, because there is no choice
+    then.
 
     Args:
-        name: The word.
+        name: The word that the user typed.
         kind: `models` or `gpus`.
     """
     try:
@@ -536,7 +537,9 @@ class Dimensions(DimensionOptions, frozen=True):
     """
 
     def model(self) -> Model:
-        """Return a model with these dimensions. Its name states the contents of its cache.
+        """Return a model with only these layers, to compute the size of their KV cache.
+
+        Its name states what a layer caches, such as `48 layers of 8 × 128`.
 
         Raises:
             UserError: The dimensions are invalid.
@@ -544,7 +547,7 @@ class Dimensions(DimensionOptions, frozen=True):
         return self.checked()._build(self._name())
 
     def compared(self) -> Model:
-        """Return a model with these dimensions whose attention can be compared with MHA and others.
+        """Return a model with only these layers, to compare their attention with MHA and others.
 
         Its name states its number of layers.
 
@@ -556,8 +559,7 @@ class Dimensions(DimensionOptions, frozen=True):
         if missing:
             hint = "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
             raise UserError(
-                f"other attention of these layers needs {' and '.join(missing)}",
-                hint,
+                f"other attention of these layers needs {' and '.join(missing)}", hint
             )
         return result._build(f"{self.layers} layers")
 

@@ -24,8 +24,8 @@ class MachineGpu(NamedTuple):
     """One GPU of this machine, as nvidia-smi or a similar tool lists it.
 
     Attributes:
-        number: Index of the GPU in the tool's list.
-        name: The driver's name.
+        number: Index of the GPU in the tool's list, from 0 on.
+        name: The driver's name, such as `NVIDIA H100 80GB HBM3`.
         memory_bytes: Total memory; 0 if unknown.
         used_bytes: Memory in use; 0 if unknown.
         processes: Name of a process → bytes of GPU memory that it uses.
@@ -39,7 +39,7 @@ class MachineGpu(NamedTuple):
 
 
 def read_machine() -> list[MachineGpu]:
-    """Return the GPUs of this machine.
+    """Return the GPUs of this machine, as nvidia-smi or a similar tool lists them.
 
     Raises:
         UserError: No tool of a GPU driver lists a GPU.

@@ -28,21 +28,22 @@ _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 def key(name: str, dots: bool = False) -> str:
-    """Return a name in the form in which preset names are compared.
+    """Return a preset name in the form in which names are compared, so that spelling hardly matters.
 
     The form is in lower case, without `_`, `-`, `.` and blanks: `Llama-3.1_8B` becomes `llama318b`.
 
     Args:
         name: The name, such as the name of a preset or one that a user typed.
-        dots: Whether to keep `.` in the result.
+        dots: Whether to keep `.` in the result: `Llama-3.1_8B` then becomes `llama3.18b`.
     """
     return name.lower().translate(_NO_SEPARATORS if dots else _NO_DOTS)
 
 
 def user_folders() -> list[Path]:
-    """Return the folders with the user's presets, the most important first.
+    """Return the folders in which users store their own presets, the most important first.
 
-    They are $KVCALC_PRESETS, then the platform's config folder.
+    They are the folders in the environment variable KVCALC_PRESETS, then the folder `kvcalc` in the
+    platform's config folder.
     """
     named_folders = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
     if sys.platform == "darwin":
@@ -171,8 +172,7 @@ def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
     # opt13.b: opt-13b or opt-1.3b?
     if not exact and len({key(other, dots=True) for other in close}) > 1:
         raise UserError(
-            f"{name!r} may be more than one {kind[:-1]}",
-            "Write " + " or ".join(sorted(close)),
+            f"{name!r} may be more than one {kind[:-1]}", "Write " + " or ".join(sorted(close))
         )
     return next((paths[other] for other in exact or close), None)
 
@@ -188,11 +188,11 @@ def _aliases(path: Path) -> list[str]:
 def build(
     data: JsonObject, spec: type[Spec], file_name: str, lines: Lines | None = None
 ) -> Spec:
-    """Return the mapping of a preset's file as an object of its class, after checks.
+    """Return the content of a preset's file as a `Model`, a `Gpu` or another class, after checks.
 
     Args:
         data: The mapping in the file.
-        spec: The class, such as `Model` or `Gpu`.
+        spec: The class of the result, such as `Model` or `Gpu`.
         file_name: Name of the file in error messages.
         lines: Path of a key (keys and list indices that lead to it) → its line number; None if
             unknown.
@@ -222,13 +222,14 @@ def build(
 def located(
     text: str, path: tuple[str | int, ...], file_name: str, lines: Lines, hint: str = ""
 ) -> UserError:
-    """Return, without raising it, a UserError about one key of a preset's file.
+    """Return, without raising it, a UserError about one key of a preset's file, with file and line.
 
     Args:
         text: The problem.
-        path: Keys and list indices that lead to the key.
+        path: Keys and list indices that lead to the key, such as ("kinds", "full", "parts", 0).
         file_name: Name of the file.
-        lines: Line number of each key by its path; may lack the key.
+        lines: Path of a key → its line number. If it lacks the key, the line of the nearest
+            enclosing key is used.
         hint: What the user can do.
     """
     line = next((lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in lines), 0)
@@ -244,10 +245,11 @@ def located(
 def split_path(text: str) -> tuple[str | int, ...]:
     """Return the keys and list indices of a path that is written as text.
 
-    `kinds.full.parts[0]` gives ("kinds", "full", "parts", 0).
+    `kinds.full.parts[0]` gives ("kinds", "full", "parts", 0). The library msgspec writes paths in
+    this way in its error messages.
 
     Args:
-        text: Path of a value in a preset's file, as in the messages of msgspec.
+        text: Path of a value in a preset's file.
     """
     return tuple(
         int(m[1]) if m[1] and m[1] != "..." else m[1] or m[2] for m in _PATH.finditer(text)

@@ -146,8 +146,8 @@ class ModelType(NamedTuple):
 def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
     """Return the model type whose rules read the text part of a config.json.
 
-    The class in `architectures` decides before `model_type`. A type that neither kvcalc nor
-    transformers knows is returned with `has_entry` False.
+    The class in `architectures` decides before the key `model_type`. A type that neither kvcalc nor
+    transformers knows is returned with `has_entry` False; general rules then read the file.
 
     Args:
         outer: The content of the whole config.json.
@@ -156,7 +156,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
 
     Raises:
         UserError: transformers has the type but kvcalc does not support it, or the file is a draft
-            whose weights kvcalc does not know.
+            model whose weights kvcalc does not know.
     """
     model_type = inner.get("model_type", outer.get("model_type"))
     if model_type is not None and not isinstance(model_type, str):

@@ -27,9 +27,9 @@ _BOOLEAN, _MAPPING = "true or false", "a mapping"
 class Config:
     """The keys of a config.json together with the defaults of its model type.
 
-    A missing key has transformers' default for the type; an explicit null counts as null. A list
-    with one entry per layer gives the entry of the current layer. The current layer is the layer
-    whose parts are being built.
+    A missing key has transformers' default for the type; an explicit null counts as null. Layers
+    are built one after another, and the current layer is the one that is being built. If a value is
+    a list with one entry per layer, most methods return the entry of the current layer.
 
     Attributes:
         file: The content of the file, or of its text part.
@@ -40,10 +40,10 @@ class Config:
         layers: Number of layers of the model.
         layer_type: Type of the current layer, such as `full_attention`.
         outer: The content of the whole file; `file` itself if the file has no text part.
-        read: Keys of the file that were looked up.
+        read: Keys of the file that were looked up, so that unread keys can be reported.
         inside: Key of a nested mapping → its inner keys that were looked up.
         defaulted: Key → value, for values that came from the defaults.
-        steps: Name → computed value. Formulas name them like keys of the file.
+        steps: Name → value that was computed from several keys. Formulas use it like a key.
     """
 
     def __init__(
@@ -82,11 +82,12 @@ class Config:
     def raw(self, key: str) -> Any:
         """Return the unchecked value of a key, with all layers if the value is a list.
 
-        If the file has no spelling of the key, the result is the default, or None without a
-        default. A spelling with a value has priority over a spelling with null.
+        A key may have several spellings, such as `n_head` for `num_attention_heads`. If the file
+        has none of them, the result is the default, or None without a default. A spelling with a
+        value has priority over a spelling with null.
 
         Args:
-            key: The key, in any spelling.
+            key: The key, in the spelling of transformers.
         """
         names = (key, *self.aliases.get(key, ()))
         layer_keys = self._layer_keys.get(self.layer, {}) if self.layers else {}
@@ -486,7 +487,9 @@ def _condition(value: Any, key: str, c: Config) -> bool:
 def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Config], Any]:
     """Return a rule that gives one of two values, selected by a condition.
 
-    A rule is a function of the `Config`, the read config.json with its current layer.
+    A rule is a function of the `Config`, the read config.json with its current layer. The condition
+    is evaluated anew for each layer. Example: `when("use_bias", 1, 0)` gives 1 in files with
+    `"use_bias": true`.
 
     Args:
         condition: Rule, formula or literal, which must be true or false.
@@ -497,12 +500,12 @@ def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Co
 
 
 def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
-    """Return the values of several fields for the current layer, by field name.
+    """Return the values of several fields of a layer's part, for the current layer, by field name.
 
-    A field whose value is None is left out, so its class uses its own default.
+    A field whose value is None is left out, so that the class of the part uses its own default.
 
     Args:
-        fields: Field name → rule, formula or literal, as `value_of` reads it.
+        fields: Field name → rule (function of the file), formula of the file's keys, or literal.
         c: The config.json and its current layer.
     """
     values = {name: value_of(field, c) for name, field in fields.items()}

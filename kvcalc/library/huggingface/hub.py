@@ -47,7 +47,7 @@ class ModelHost(NamedTuple):
 
     Attributes:
         name: Printed name of the server, such as `ModelScope`.
-        setting: Environment variable that may contain the server's address.
+        setting: Name of the environment variable that may contain the server's address.
         default: Address if the variable is not set.
     """
 
@@ -57,6 +57,7 @@ class ModelHost(NamedTuple):
 
     @property
     def address(self) -> str:
+        """Return the server's address with `https://`, without a slash at the end."""
         value = (os.environ.get(self.setting) or self.default).rstrip("/")
         return value if "://" in value else f"https://{value}"
 
@@ -84,12 +85,12 @@ class _Listing(msgspec.Struct):
 
 
 def load_remote(name: str, changes: list[str] | None) -> Model:
-    """Return a model that is not on this machine.
+    """Return a model that is not on this machine. Only its config and file headers are downloaded.
 
     Args:
-        name: `org/name`, `hf:org/name@revision` or `org/name:Q4_K_M` on the Hub, `ms:org/name`,
-            `ollama:name:tag`, or the address of a .gguf file.
-        changes: The changes of `--set`.
+        name: `org/name`, `hf:org/name@revision` or `org/name:Q4_K_M` on the Hugging Face Hub,
+            `ms:org/name` on ModelScope, `ollama:name:tag`, or the address of a .gguf file.
+        changes: The `KEY=VALUE` changes of `--set`; None for none.
 
     Raises:
         UserError: The name is invalid, or the server does not provide the model.
@@ -242,7 +243,7 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
         url: Address of the file.
         file: Name of the file in error messages.
         start: Position of the first byte.
-        count: Number of bytes; 0 for a whole small file.
+        count: Number of bytes; 0 for the whole file, whose size is limited.
 
     Raises:
         MissingFileError: The server has no such file.

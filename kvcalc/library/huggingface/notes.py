@@ -60,7 +60,7 @@ class ConfigNote(NamedTuple):
 
 
 def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
-    """Return notes about how a config.json was read.
+    """Return notes for the user about how a config.json was read.
 
     Notes name the general rules and the defaults that were used, and the keys that no reader used.
     A reader is a function that builds parts of a layer from the file.

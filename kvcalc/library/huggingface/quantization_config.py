@@ -189,14 +189,14 @@ class Storage:
     """How a checkpoint stores its weights and its KV cache, read from `quantization_config`.
 
     A module is the layer object of the modelling code that has a matrix, such as
-    `self_attn.q_proj`.
+    `self_attn.q_proj`. A weight format is a name such as `fp8` or `int4_g128`.
 
     Attributes:
         formats: Weight format → shell wildcards of matrix names. The first format that covers a
             matrix applies.
-        groups: (weight format, modules) pairs, used instead of `formats` if the file lists formats
-            by module.
-        ignored: Modules that are not quantised.
+        groups: (weight format, list of modules) pairs, used instead of `formats` if the file lists
+            formats by module.
+        ignored: List of modules that are not quantised.
         cache: Format that the checkpoint declares for the KV cache; None if it declares none.
         notes: Sentences for the user about the cache and about unknown formats.
 
@@ -264,10 +264,11 @@ class Storage:
     def schemes(self, kinds: Mapping[str, MatrixFormats]) -> tuple[Quantization, ...]:
         """Return the quantisation schemes of the model, one for each weight format.
 
-        A scheme has a format and the names of the weights that it covers.
+        A scheme has a weight format such as `fp8` and the names of the weights that it covers.
 
         Args:
-            kinds: Name of a layer kind → (matrix name, weight format) pairs from `of_layer`.
+            kinds: Name of a kind of layer → (matrix name, weight format) pairs, as `of_layer`
+                returns them as its second value.
         """
         exceptions = _NOT_QUANTIZED
         covers = self.formats

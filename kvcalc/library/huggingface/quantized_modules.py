@@ -87,7 +87,8 @@ _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
 def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
     """Return the names that a checkpoint may use for the module with a weight.
 
-    A module is the layer object of the modelling code. Names have no `model.layers.N.` before them.
+    Quantisation configs list modules, so that these names tell whether a weight is quantised. A
+    module is the layer object of the modelling code. Names have no `model.layers.N.` before them.
     The weight `q` gives `self_attn.q_proj`, `attn.c_attn` and others.
 
     Args:
@@ -104,9 +105,10 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
 
 
 def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tuple[str, ...]]]:
-    """Return (weight name, possible names of its module) for every matrix of a layer's parts.
+    """Return (weight name, possible names of its module) for every matrix of a layer.
 
-    Vectors and lookup tables are left out.
+    A module is the layer object of the modelling code, such as `self_attn.q_proj`. Vectors and
+    lookup tables are left out, because quantisation does not cover them.
 
     Args:
         parts: Mixers and FFNs of the layer.
@@ -123,10 +125,12 @@ def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tup
 class Rules:
     """A list of modules in a quantisation config: names, shell wildcards and `re:` patterns.
 
-    A list that names one expert of a layer means all experts of the layer.
+    A module is the layer object of the modelling code, such as `self_attn.q_proj`. The list says
+    which modules are quantised, or which are not. A list that names one expert of a layer means all
+    experts of the layer.
 
     Attributes:
-        everything: Whether the list names every matrix.
+        everything: Whether the list names every matrix, such as by `*`.
 
     Raises:
         UserError: A name has an invalid form, or a pattern could take long to match.

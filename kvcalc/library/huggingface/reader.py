@@ -281,12 +281,13 @@ def _layers(
 def kind_names(kinds: list[Layer]) -> list[str]:
     """Return a name for each kind of layer in a model, in the same order.
 
-    A name has the words that distinguish the kinds: the mixer (`local` for a sliding window), the
-    FFN (such as `moe`), or both. Layers that read another layer's cache also have `shared`. If
-    names are equal, later ones get a number, such as `local_2`.
+    Layers with equal parts are one kind. A name has the words that distinguish the kinds: the mixer
+    (`local` for a sliding window), the FFN (such as `moe`), or both. Layers that read another
+    layer's cache also have `shared`. If names are equal, later ones get a number, such as
+    `local_2`.
 
     Args:
-        kinds: Distinct layers of the model.
+        kinds: One layer of each kind.
     """
     mixers = [_mixer_word(layer) for layer in kinds]
     networks = [

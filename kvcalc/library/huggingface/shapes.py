@@ -175,7 +175,7 @@ _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
 
 def head_dim(c: Config) -> int:
-    """Return the width of an attention head in elements.
+    """Return the width of an attention head in elements, for the current layer.
 
     It is `head_dim` in config.json, or hidden size ÷ number of query heads without this key.
     """
@@ -183,11 +183,11 @@ def head_dim(c: Config) -> int:
 
 
 def even_head_dim(c: Config, heads: str = "num_attention_heads") -> int:
-    """Return the width of an attention head as hidden size ÷ heads.
+    """Return the width of an attention head in elements: hidden size ÷ number of heads.
 
     Args:
-        c: The file.
-        heads: Key of the number of heads.
+        c: The config.json.
+        heads: Key of config.json with the number of heads.
 
     Raises:
         UserError: The number of heads does not divide the hidden size.
@@ -596,7 +596,7 @@ def after_first(
 
 
 def make(c: Config, spec: type[Any], fields: JsonObject) -> Any:
-    """Return an object of a part's class, after checks of its fields.
+    """Return an object of a part's class with the given fields, after checks of the fields.
 
     A part is an attention or recurrent mixer, or an FFN.
 

@@ -99,8 +99,9 @@ def _read_tower(
 def tower_entries() -> dict[str, JsonObject]:
     """Return the entries of the table `vision.yaml`, by name.
 
-    The entry of a model type has defaults for keys of its `vision_config`, and under `shapes` the
-    names of its shapes. The entry of a shape has a formula for each field of the class `Vision`.
+    There are two kinds of entries. The entry of a model type has defaults for keys of its
+    `vision_config`, and under `shapes` the names of the shapes of its vision tower. The entry of a
+    shape has a formula for each field of the class `Vision`.
     """
     path = Path(__file__).with_suffix(".yaml")
     entries, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)

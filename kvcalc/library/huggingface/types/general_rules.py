@@ -265,11 +265,11 @@ EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps
 
 
 def first_word(c: Config, *keys: str) -> str:
-    """Return the first value in config.json that is a text, in lower case; '' if none is.
+    """Return the first text among the values of some keys of config.json, in lower case; or ''.
 
     Args:
         c: The config.json.
-        keys: Keys whose values are tried, in this order.
+        keys: Keys whose values are tried, in this order. Values that are no text are skipped.
     """
     return next((value.lower() for key in keys if isinstance(value := c.get(key), str)), "")
 

@@ -140,11 +140,11 @@ def read_type(name: str) -> Type:
 
 
 def resolve(node: Any) -> Any:
-    """Return the value that a node of a YAML entry stands for.
+    """Return the value that a node of a model type's YAML entry stands for.
 
     Calls such as `{grouped: {bias: true}}` are replaced by their results, and `$name` by the value
-    of the entry `$name`. A list of readers becomes one reader that gives the parts of all of them.
-    Other nodes are unchanged.
+    of the entry `$name`. A list of readers (functions that build parts of a layer) becomes one
+    reader that gives the parts of all of them. Other nodes are unchanged.
 
     Args:
         node: Text, number, list or mapping from the YAML text.
