@@ -28,7 +28,7 @@ _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 def key(name: str, dots: bool = False) -> str:
-    """Return a preset name in the form in which names are compared, so that spelling hardly matters.
+    """Return a preset name in the form in which names are compared, so that spellings match.
 
     The form is in lower case, without `_`, `-`, `.` and blanks: `Llama-3.1_8B` becomes `llama318b`.
 
