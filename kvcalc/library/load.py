@@ -129,8 +129,8 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
     Args:
         name: A preset or its `huggingface_id`, a YAML or GGUF file, a config.json or its folder, or
             a name that `load_remote` accepts, such as `org/name`.
-        changes: The `KEY=VALUE` changes of `--set`. Changes that answer open questions about a
-            config.json of an unknown type are removed from this list.
+        changes: The `KEY=VALUE` changes of `--set`; None for none. Only changes that settle unclear
+            keys in a config.json of an unknown type are applied here, and removed from this list.
 
     Raises:
         UserError: Nothing has this name (the message names near matches), or a file is invalid (the

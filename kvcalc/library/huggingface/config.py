@@ -87,7 +87,8 @@ class Config:
         value has priority over a spelling with null.
 
         Args:
-            key: The key, in the spelling of transformers.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
         """
         names = (key, *self.aliases.get(key, ()))
         layer_keys = self._layer_keys.get(self.layer, {}) if self.layers else {}
@@ -109,7 +110,8 @@ class Config:
         Defaults of the model type do not count.
 
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
         """
         return any(
             self.file.get(name) is not None for name in (key, *self.aliases.get(key, ()))
@@ -121,15 +123,20 @@ class Config:
         null is no value.
 
         Args:
-            keys: Keys of config.json, each in any spelling.
+            keys: Keys of config.json. The file may spell them differently, such as `n_head` for
+                `num_attention_heads`.
         """
         return any(self.raw(key) is not None for key in keys)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the unchecked value of a key for the current layer.
 
+        If the value is a list with one entry per layer, the result is the entry of the layer that
+        is being built (attribute `layer`).
+
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
             default: Result if the key is missing or null.
         """
         value = self.raw(key)
@@ -140,8 +147,12 @@ class Config:
     def size(self, key: str, default: int | None = None, minimum: int = 1) -> int:
         """Return the whole number under a key for the current layer.
 
+        If the value is a list with one entry per layer, the result is the entry of the layer that
+        is being built (attribute `layer`).
+
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
             default: Result if the key is missing or null.
             minimum: Smallest allowed number.
 
@@ -181,8 +192,12 @@ class Config:
     def flag(self, key: str, default: bool = False) -> bool:
         """Return the boolean under a key for the current layer.
 
+        If the value is a list with one entry per layer, the result is the entry of the layer that
+        is being built (attribute `layer`).
+
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
             default: Result if the key is missing or null.
 
         Raises:
@@ -194,8 +209,12 @@ class Config:
     def number(self, key: str, default: float | None = None) -> float:
         """Return the positive number under a key for the current layer.
 
+        If the value is a list with one entry per layer, the result is the entry of the layer that
+        is being built (attribute `layer`).
+
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
             default: Result if the key is missing or null.
 
         Raises:
@@ -209,8 +228,12 @@ class Config:
     def word(self, key: str, default: str = "") -> str:
         """Return the text under a key for the current layer.
 
+        If the value is a list with one entry per layer, the result is the entry of the layer that
+        is being built (attribute `layer`).
+
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
             default: Result if the key is missing or null.
 
         Raises:
@@ -223,7 +246,8 @@ class Config:
         """Return the complete list under a key, or None if the key is missing or null.
 
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
             max_items: Maximum number of entries. A longer list is an error.
 
         Raises:
@@ -240,7 +264,8 @@ class Config:
         Numbers are −1 or more. A text such as `4, 5` is accepted as a list.
 
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
 
         Raises:
             UserError: The value is not such a list.
@@ -258,7 +283,8 @@ class Config:
         """Return the mapping under a key for the current layer; {} if the key is missing or null.
 
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
 
         Raises:
             UserError: The value is not a mapping.
@@ -273,7 +299,8 @@ class Config:
         If the key is missing, the result has only the defaults of this mapping.
 
         Args:
-            key: The key, in any spelling.
+            key: The key. The file may spell it differently, such as `n_head` for
+                `num_attention_heads`.
         """
         defaults = self.defaults.get(key)
         file_name = f"{self.file_name}: {key}"

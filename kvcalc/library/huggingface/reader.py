@@ -67,8 +67,9 @@ def read_config(path: Path, changes: list[str] | None = None) -> Model:
 
     Args:
         path: The file or folder.
-        changes: `KEY=VALUE` changes of `--set`. Changes that answer open questions about a file of
-            an unknown type are applied, and removed from this list.
+        changes: `KEY=VALUE` changes of `--set`; None for none. If the model type is unknown, some
+            keys may be unclear, such as which layers have a sliding window. Changes that settle
+            such keys are applied here, and removed from this list. All others stay in it.
 
     Raises:
         UserError: The file cannot be read as a model. The message names the file and the key.
@@ -98,8 +99,9 @@ def model_from(
         data: The content of the whole config.json.
         file_name: Name of the file in error messages.
         name: Name of the resulting model.
-        changes: `KEY=VALUE` changes of `--set`. Changes that answer open questions about a file of
-            an unknown type are applied, and removed from this list.
+        changes: `KEY=VALUE` changes of `--set`; None for none. If the model type is unknown, some
+            keys may be unclear, such as which layers have a sliding window. Changes that settle
+            such keys are applied here, and removed from this list. All others stay in it.
 
     Raises:
         UserError: The value of a key is invalid. The message names the file and the key.

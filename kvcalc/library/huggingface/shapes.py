@@ -214,9 +214,10 @@ def grouped(
 ) -> Reader:
     """Return a reader that builds the MHA, MQA or GQA of a layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     Args:
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
@@ -270,9 +271,10 @@ def mha(
 ) -> Reader:
     """Return a reader that builds the plain multi-head attention of a layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     The width of a head is the hidden size divided by the heads. Each query head has its own KV head
     by default.
@@ -301,10 +303,13 @@ def cross_attention(
 ) -> Reader:
     """Return a reader that builds the projections of a decoder's attention to an encoder.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal. If `is_on` is false, the layer has no such part. The part caches nothing, because
-    kvcalc models no encoder.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
+
+    If `is_on` is false, the layer has no such part. The part caches nothing, because kvcalc models
+    no encoder.
 
     Args:
         bias: Whether the projections of queries, keys, values and outputs have biases.
@@ -335,9 +340,10 @@ def latent(
 ) -> Reader:
     """Return a reader that builds the multi-head latent attention of a layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     Args:
         bias: Whether the two down-projections and the output projection have biases.
@@ -352,9 +358,10 @@ def latent(
 def mixer(spec: type[Any], **fields: Field) -> Reader:
     """Return a reader that builds one part of a class.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     Args:
         spec: Class of the part, such as `Grouped`.
@@ -371,9 +378,10 @@ def dense(
 ) -> Reader:
     """Return a reader that builds the dense FFN of a layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     Args:
         size: Intermediate size.
@@ -397,9 +405,10 @@ def moe(
 ) -> Reader:
     """Return a reader that builds the mixture of experts of a layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     Args:
         experts: Number of experts.
@@ -441,9 +450,10 @@ def state_dtype(*keys: str) -> Field:
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
     """Return a reader that builds named matrices and vectors.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs. A `Field` is a rule (a function of the `Config`), a formula of the file's keys,
-    or a literal.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
+    as 'attention_bias' is a formula of one key.
 
     If no matrix and no vector has a size, the reader gives no part. Example: `projections({"gate":
     "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
@@ -466,8 +476,8 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
 def both(*readers: Reader) -> Reader:
     """Return a reader that gives the parts of several readers, one reader after another.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. A model type combines readers in this way.
 
     Example: `both(mha(), cross_attention())` reads a layer of a decoder that attends to an encoder.
     """
@@ -488,8 +498,8 @@ def nothing(c: Config) -> tuple[Any, ...]:
 def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
     """Return a reader that gives no parts, and raises UserError if a condition is true.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. A model type combines readers in this way.
 
     Args:
         condition: Rule or formula that is true or false.
@@ -509,8 +519,8 @@ def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
 def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
     """Return a reader that selects one of two readers for each layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. A model type combines readers in this way.
 
     Args:
         condition: Rule or formula that is true or false for the current layer.
@@ -523,8 +533,8 @@ def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
 def by_type(**readers: Reader) -> Reader:
     """Return a reader that selects a reader by the type of the current layer.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. A model type combines readers in this way.
 
     The new reader raises UserError for a layer type without a reader.
 
@@ -548,8 +558,8 @@ def by_type(**readers: Reader) -> Reader:
 def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> Reader:
     """Return a reader that selects the FFN of each layer: mixture of experts or dense.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. A model type combines readers in this way.
 
     If the file has a list `mlp_layer_types`, the list decides instead of the condition.
 
@@ -578,8 +588,8 @@ def after_first(
 ) -> Reader:
     """Return a reader for the FFNs of a model whose first layers have a dense FFN.
 
-    A reader is a function from a `Config` (a read config.json) to parts of its current layer:
-    mixers and FFNs.
+    A reader is a function that takes a `Config` (a read config.json) and returns parts of its
+    current layer: mixers and FFNs. A model type combines readers in this way.
 
     Args:
         count: Number of first layers that use `otherwise`, or a formula of it.
