@@ -93,12 +93,14 @@ def typed_dimensions(
     Return None if the user named a model.
 
     Args:
-        options: The dimensions; all 0 if none are given.
-        models: Names of models.
-        changes: Changes of a model's fields by `--set`.
+        options: The dimensions, such as `--layers 32 --kv-heads 8 --head-dim 128`; all 0 if the
+            user gave none.
+        models: Names of models that the user gave.
+        changes: Changes of a model's fields by `--set`, which need a model.
 
     Raises:
-        UserError: Both a model and dimensions are given, or neither.
+        UserError: Dimensions are given together with a model or changes, or no model and no
+            dimensions are given.
     """
     import msgspec
 
@@ -123,7 +125,13 @@ def typed_dimensions(
 
 
 def gpu_words(names: str) -> list[str]:
-    """Return the single GPU names in a comma-separated list. `all` stands for every GPU preset."""
+    """Return the single GPU names in a comma-separated list. `all` stands for every GPU preset.
+
+    Example: `h100, a100` gives ["h100", "a100"].
+
+    Args:
+        names: Names or files of GPUs, separated by commas.
+    """
     from kvcalc.library.load import all_gpus
 
     words = []

@@ -169,9 +169,9 @@ DEPLOYING = frozenset(DeploymentOptions.__struct_fields__)
 
 
 def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deployment:
-    """Return a deployment: a model on GPUs.
+    """Return a deployment: a model on one replica of GPUs, whose methods answer questions about it.
 
-    Example: `deploy("llama-3.1-70b", "h100", tp=4)`.
+    Example: `deploy("llama-3.1-70b", "h100", tp=4).fit(max_model_len="32k")`.
 
     Args:
         model: Model, or its name or file.
@@ -180,7 +180,8 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
             quantization, memory, nodes, engine, bounds and calibration.
 
     Raises:
-        UserError: An option is unknown, invalid or a list, or the model cannot be split so.
+        UserError: An option is unknown, invalid or a list, or the model cannot be split over GPUs
+            in this way.
     """
     check_known(options, DEPLOYING)
     deploying = read_questions(DeploymentOptions, options)

@@ -331,7 +331,7 @@ def read_text(path: Path, max_bytes: int) -> str:
 
     Args:
         path: The file.
-        max_bytes: Maximum size of the file.
+        max_bytes: Maximum size of the file in bytes.
 
     Raises:
         UserError: The file is not a regular file, or is too large. Both are checked before reading.
@@ -351,7 +351,7 @@ def check_readable(path: Path, max_bytes: int) -> None:
 
     Args:
         path: The file.
-        max_bytes: Maximum size of the file.
+        max_bytes: Maximum size of the file in bytes.
 
     Raises:
         UserError: The path is not a regular file, or the file is too large.

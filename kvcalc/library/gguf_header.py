@@ -55,9 +55,9 @@ class Header(NamedTuple):
     """The header of a GGUF file, or the merged headers of its splits.
 
     Attributes:
-        metadata: Key, such as `llama.block_count` → value. A list of texts, and a long list of
-            numbers, is replaced by its length.
-        tensors: Name of a tensor → its shape and type.
+        metadata: Key, such as `llama.block_count` → value. To save memory, a list of texts or a
+            long list of numbers is replaced by its length.
+        tensors: Name of a tensor → its name, shape and type.
     """
 
     metadata: JsonObject

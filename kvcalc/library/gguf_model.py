@@ -123,18 +123,24 @@ class GgufBlock:
         return bool(self.shape(name))
 
     def bias(self, name: str) -> bool:
-        """Return whether a tensor of this block has a bias tensor, and consume the bias tensor.
+        """Return whether a tensor of this block has a bias tensor.
+
+        The bias tensor is consumed: it is removed from `remaining`, because it is understood.
 
         Args:
-            name: Name of the tensor in the block, such as `attn_q`.
+            name: Name of the tensor in the block, such as `attn_q` for the bias tensor
+                `attn_q.bias`.
         """
         return self.remaining.pop(f"{name}.bias", None) is not None
 
     def have_biases(self, *names: str) -> bool:
-        """Return whether all these tensors have bias tensors, and consume the bias tensors.
+        """Return whether all these tensors of this block have bias tensors; False if none has.
+
+        The bias tensors are consumed: they are removed from `remaining`, because they are
+        understood.
 
         Args:
-            names: Names of the tensors in the block.
+            names: Names of the tensors in the block, such as `attn_q`.
 
         Raises:
             UserError: Only some of the tensors have a bias.

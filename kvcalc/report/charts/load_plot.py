@@ -355,7 +355,7 @@ def _means(
 def within_memory(series: Series, max_num_seqs: int | None) -> Series:
     """Return the part of a curve over batch sizes up to the largest batch that fits in memory.
 
-    If no point fits, the complete curve is returned with dashes and a label that says so.
+    If no point fits, the complete curve is returned, dashed and with a label that says so.
 
     Args:
         series: The curve. Its horizontal positions are batch sizes.

@@ -264,7 +264,7 @@ def _intensity_notes(records: Records) -> list[str]:
 
 
 def compared(deployment: "TimedDeployment", records: Records) -> str:
-    """Return a sentence on the attention variant with the smallest KV cache.
+    """Return the title of `compare`: a sentence on the attention variant with the smallest cache.
 
     It states the bytes, and how much less they are than with the first variant. A single variant is
     compared with the model's own attention.

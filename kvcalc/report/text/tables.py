@@ -276,10 +276,10 @@ def memory_warning(records: Records) -> str:
 
 
 def memory_sentences(records: Records) -> list[str]:
-    """Return a warning for each batch that does not fit in GPU memory.
+    """Return a warning with needed and available bytes for each batch that does not fit.
 
     Args:
-        records: Records of batches, with the KV cache bytes that each needs.
+        records: Records of batches, with the KV cache bytes that each needs on one GPU.
     """
     short = [record for record in records if record.get("fits") is False]
     some_fit = any(record.get("kv_budget_bytes") for record in records)
@@ -310,7 +310,8 @@ def _memory_sentence(record: Record, some_fit: bool) -> str:
 def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
     """Return the columns of a table, with the column `fits` added if some batch does not fit.
 
-    The column `engine` is removed if the calibrations in `basis` already distinguish the engines.
+    The column `engine` is removed if another column already distinguishes the engines: `basis`,
+    which names the time model behind each row.
 
     Args:
         records: The rows.
