@@ -218,8 +218,9 @@ class Batch(msgspec.Struct, frozen=True):
 
     @property
     def decodes(self) -> bool:
-        """Return whether every sequence of the batch has exactly one new token, as in a decode
-        step.
+        """Return whether every sequence of the batch has exactly one new token.
+
+        This is so in a decode step without draft tokens.
         """
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
@@ -248,7 +249,8 @@ class Batch(msgspec.Struct, frozen=True):
             parallelism: Gives the number of pipeline stages and data-parallel ranks.
             cuts_prompts: Whether prompts are divided into chunks if there are fewer prompts than
                 stages. The returned chunk has the mean number of tokens before it, here the mean of
-                0 and 500. The time of this chunk in all stages is a lower bound for any division.
+                0 and 500. The time of this chunk in all stages is a lower bound for any way to
+                divide the prompt.
             rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
         shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]

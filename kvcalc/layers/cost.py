@@ -50,7 +50,7 @@ class Cost(NamedTuple):
 
     @property
     def cache_bytes(self) -> Num:
-        """Return the bytes of the KV cache and of recurrent states that are read or written."""
+        """Return the bytes of KV cache and recurrent states that are read and written, in total."""
         return self.cache_read_bytes + self.cache_write_bytes
 
     @property
@@ -410,10 +410,9 @@ def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
 def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
     """Return the expected share of experts that at least one token uses: 1 − (1 − k/E)^T.
 
-    A forward pass reads the weights of this share of a layer's experts.
-    T is the number of tokens, k is `top_k` and E is `experts`. Routing is assumed uniform. One
-    token gives exactly k/E. With k = E the result is the int 1. An array of tokens gives an array
-    of shares.
+    T is the number of tokens, k is `top_k` and E is `experts`. A forward pass reads the weights of
+    this share of a layer's experts. Routing is assumed uniform. One token gives exactly k/E. With
+    k = E the result is the int 1. An array of tokens gives an array of shares.
 
     Args:
         tokens: Number of tokens.
@@ -439,9 +438,9 @@ def _reached(tokens: int, top_k: int, experts: int) -> float:
 def expected_experts(tokens: Num, top_k: int, experts: int) -> Real:
     """Return the expected number of experts that at least one token uses: E·(1 − (1 − k/E)^T).
 
-    A forward pass reads the weights of this many experts of a layer.
-    T is the number of tokens, k is `top_k` and E is `experts`. Routing is assumed uniform. One
-    token gives k. The result is a float, or an array for an array of tokens.
+    T is the number of tokens, k is `top_k` and E is `experts`. A forward pass reads the weights of
+    this many experts of a layer. Routing is assumed uniform. One token gives k. The result is a
+    float, or an array for an array of tokens.
 
     Args:
         tokens: Number of tokens.

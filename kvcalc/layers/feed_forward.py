@@ -33,7 +33,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         ROLE: Group in which costs of this part's matrix products are added up.
         intermediate_size: Width between up and down, F.
@@ -132,7 +132,9 @@ class Moe(Sublayer, frozen=True, tag="moe"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `rows`
+            divides the inputs instead. `copies E` is E equal matrices, of which a token uses
+            `active k`.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         ROLE: Group in which costs of this part's matrix products are added up.
         num_experts: Number of routed experts in the layer.

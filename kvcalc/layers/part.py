@@ -24,7 +24,8 @@ StateDtype = Literal["fp32", "bf16", "fp16"]
 def number_of(size: str, letters: dict[str, int]) -> int:
     """Return the value of a size formula: a sum of products of letters and whole numbers.
 
-    Example: `2·H·d + H` is 2,080 for H = 32 and d = 32.
+    The text attributes WEIGHTS and STATES of layer parts contain such formulas. Example: `2·H·d +
+    H` is 2,080 for H = 32 and d = 32.
 
     Args:
         size: Formula with ` + ` between products and `·` between factors.
@@ -173,8 +174,9 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def window_tokens(self) -> int:
-        """Return the size of the sliding window in tokens, including the query itself; 0 for no
-        window.
+        """Return the size of the sliding window in tokens; 0 for no window.
+
+        The window includes the token of the query itself.
         """
         return 0
 
@@ -190,12 +192,12 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def operators(self, p: Pass) -> list[Operator]:
         """Return the operators of this part in one forward pass on one GPU, with their costs.
 
-        Input and output are x [tokens, hidden_size]. This default is for FFN-like and recurrent
-        parts. In order: the projections that read x as one matrix product, each other projection, a
-        scan over the state, the projections that write x, and their all-reduce. The scan counts
-        STATE_FLOPS per state element and token as matrix FLOPs. Decay and convolution count as
-        vector FLOPs. Convolution states have no matrix FLOPs. A part that caches rows per token,
-        such as attention, overrides this method.
+        Input and output are x [tokens, hidden_size]. This default is for recurrent mixers and plain
+        projections. In order: the projections that read x as one matrix product, each other
+        projection, a scan over the state, the projections that write x, and their all-reduce. The
+        scan counts STATE_FLOPS per state element and token as matrix FLOPs. Decay and convolution
+        count as vector FLOPs. Convolution states have no matrix FLOPs. A part that caches rows per
+        token, such as attention, overrides this method.
 
         Args:
             p: The forward pass: its sequences, storage formats and parallel ranks.
@@ -267,7 +269,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def predicting(self) -> "Sublayer":
         """Return the part that a multi-token-prediction (MTP) layer has in place of this one.
 
-        By default it is this part itself. Attention with fewer caches in MTP layers overrides this.
+        By default it is this part itself. A type of attention that caches less in MTP layers
+        overrides this method.
         """
         return self
 

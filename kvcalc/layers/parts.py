@@ -7,19 +7,19 @@ from kvcalc.layers.feed_forward import Dense, Moe, Projections
 from kvcalc.layers.part import Sublayer
 
 
-def listed(*rooms: Any) -> tuple[type[Sublayer], ...]:
+def listed(*modules: Any) -> tuple[type[Sublayer], ...]:
     """Return all subclasses of `Sublayer` that some modules contain, in order of definition.
 
     A `Sublayer` is a type of layer part that a model preset can name: attention, a recurrent mixer,
     an FFN, or other projections.
 
     Args:
-        rooms: Modules or packages, such as `kvcalc.layers.attention`.
+        modules: Modules or packages, such as `kvcalc.layers.attention`.
     """
     return tuple(
         p
-        for room in rooms
-        for p in vars(room).values()
+        for module in modules
+        for p in vars(module).values()
         if isinstance(p, type) and issubclass(p, Sublayer)
     )
 

@@ -295,7 +295,10 @@ class LayerStack:
 
 
 class AllocatorState(ctypes.Structure):
-    """Result of mallinfo2(3) of the GNU C library: ten numbers, in the order of its manual."""
+    """Result of mallinfo2(3) of the GNU C library, which counts the memory that malloc has in use.
+
+    It has ten numbers, in the order of the manual page.
+    """
 
     _fields_ = (("values", ctypes.c_size_t * 10),)
 

@@ -244,11 +244,12 @@ class Timing(NamedTuple):
 
 
 def time_calls(calls: Sequence[Step], machine: Machine, seconds: float) -> Timing:
-    """Return the time of one call, as the median over repeats of all calls one after the other.
+    """Return the time of one call, measured over several repeats.
 
-    If the calls use different inputs, no call finds its data in the last-level cache. On a GPU the
-    calls are captured in a CUDA graph if possible. There are at least five repeats, or three if
-    they take longer than three times `seconds`.
+    Each repeat runs all calls one after the other. The result is the median time of a repeat ÷ the
+    number of calls. If the calls use different inputs, no call finds its data in the last-level
+    cache. On a GPU the calls are captured in a CUDA graph if possible. There are at least five
+    repeats, or three if they take longer than three times `seconds`.
 
     Args:
         calls: Functions that do equal work.

@@ -42,8 +42,8 @@ class Mode(NamedTuple):
     """One way to generate tokens: with or without a KV cache, and where the LM head runs.
 
     Attributes:
-        name: `cached`, which passes one new token in each step after the first, or `uncached`,
-            which passes all tokens in each step.
+        name: `cached`, which processes one new token in each step after the first, or `uncached`,
+            which processes all tokens in each step.
         head: Tokens for which the LM head computes logits: `last` (the last token of each
             sequence) or `all` (all tokens of the step).
     """
@@ -57,11 +57,9 @@ MODES = (CACHED, Mode("uncached"), Mode("uncached", "all"))
 
 
 class GenerationRequest(NamedTuple):
-    """One generation to measure: new tokens after a random prompt, once with a cache and twice
-    without.
+    """One generation to measure: new tokens after a random prompt, in three modes.
 
-    Of the two runs without a cache, one has the LM head on the last position and one on all
-    positions.
+    The modes are: with a cache; without; and without, but with the LM head on all positions.
 
     Attributes:
         model: Model to build.

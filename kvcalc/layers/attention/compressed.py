@@ -55,7 +55,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.
         head_dim: Elements of a cached row.
@@ -119,7 +119,10 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     @property
     def output_group_width(self) -> int:
-        """Return the number of attention output elements in one of the `o_groups` output groups."""
+        """Return the elements per token of one output group: query heads · head_dim / o_groups.
+
+        The attention output is divided into `o_groups` groups, which are projected separately.
+        """
         return self.num_attention_heads * self.head_dim // self.o_groups
 
     def _rows(
@@ -280,10 +283,7 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
-        LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `Compressed` has the letters.
+            `if` is the condition for the weight. `Compressed` defines the letters.
         lends: Whether this layer stores the compressed rows that it reads. Otherwise it reads the
             rows of the last earlier layer that stores them.
         chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the

@@ -32,7 +32,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `rows`
+            divides the inputs instead.
         MULTIPLE: The first of these fields must be a multiple of the second.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.

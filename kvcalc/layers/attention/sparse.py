@@ -31,7 +31,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_topk: Cached tokens that each query reads.
         index_n_heads: Heads of the indexer.
@@ -163,7 +163,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_block_size: Tokens of a block.
         index_topk_blocks: Blocks that each query reads.

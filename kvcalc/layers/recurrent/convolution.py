@@ -24,7 +24,7 @@ from kvcalc.layers.weights import Weight, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
-    """An n-gram memory: a lookup table, projections of a token's rows of it, and a convolution.
+    """An n-gram memory: a lookup table by the last tokens, projections and a convolution.
 
     The last few token ids (the n-gram) are hashed in several ways, and each hash selects one row of
     the table. From these rows the layer projects one value, and one key per residual stream. A
@@ -34,7 +34,7 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `table` is a lookup table.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         table_rows: Rows of the table.
         table_width: Elements of a row.
@@ -98,7 +98,7 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `table` is a lookup table.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         table_rows: Rows of the table.
         table_width: Elements of a row.
@@ -225,7 +225,7 @@ class ShortConv(RecurrentMixer, frozen=True, tag="short_conv"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.

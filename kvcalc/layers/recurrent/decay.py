@@ -30,7 +30,6 @@ class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.
@@ -64,7 +63,7 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias` adds a bias. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.
@@ -121,12 +120,13 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
 class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
     """The real-gated linear recurrent unit of Griffin and RecurrentGemma.
 
-    The state of a sequence is one number per channel, and conv_kernel − 1 columns of a convolution.
+    The state of a sequence is one number per channel, and the last conv_kernel − 1 inputs of a
+    convolution per channel.
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias` adds a bias. `copies E` is E equal matrices.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.

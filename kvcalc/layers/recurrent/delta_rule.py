@@ -69,16 +69,15 @@ class RecurrentMixer(Sublayer, frozen=True):
 
 
 class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
-    """Gated DeltaNet (Qwen3-Next): linear attention with the delta rule, and decay and step per
-    head.
+    """Gated DeltaNet (Qwen3-Next): linear attention with the delta rule.
 
-    The state of a sequence is a matrix per value head, linear_key_head_dim × linear_value_head_dim.
-    The output is normalised per head and gated by a projection as wide as the values.
+    Each head has one decay and one step size per token. The state of a sequence is a matrix per
+    value head, linear_key_head_dim × linear_value_head_dim. The output is normalised per head and
+    gated by a projection as wide as the values.
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.
@@ -131,7 +130,7 @@ class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.

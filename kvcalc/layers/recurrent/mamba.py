@@ -18,7 +18,8 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `rows`
+            divides the inputs instead. `copies E` is E equal matrices.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.
@@ -91,7 +92,7 @@ class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `Sublayer` explains the other words.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
             channels, and `state: H × r × w` is a matrix r × w per head.

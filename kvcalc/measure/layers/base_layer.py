@@ -41,7 +41,8 @@ class CacheRows:
 
     Attributes:
         tensor: The stored rows, [batch, heads, rows, width].
-        limit: Number of rows of the ring, if the entry stores only the last tokens; otherwise 0.
+        limit: Number of rows if the entry stores only the last tokens, as a ring buffer; otherwise
+            0.
     """
 
     def __init__(
@@ -360,10 +361,10 @@ def join_heads(x: Tensor) -> Tensor:
 
 
 class FeedForwardLayer(nn.Module):
-    """Dense feed-forward network: down(silu(gate(x)) · up(x)) if gated, otherwise
-    down(gelu(up(x))).
+    """Dense feed-forward network (FFN) in torch, with random weights.
 
-    Input and output are [batch, tokens, hidden size].
+    It computes down(silu(gate(x)) · up(x)) if gated, otherwise down(gelu(up(x))). Input and output
+    are [batch, tokens, hidden size].
     """
 
     def __init__(self, spec: Dense, hidden_size: int) -> None:

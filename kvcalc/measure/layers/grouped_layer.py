@@ -260,8 +260,13 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
 
 
 class GroupedLayer(Mixer):
-    """Grouped-query attention (GQA) in torch. Several query heads share the keys and values of a KV
-    head.
+    """Grouped-query attention (GQA) in torch.
+
+    Several query heads share the keys and values of a KV head.
+
+    Attributes:
+        refused: Fields of a `Grouped` that this class does not support. A layer that sets one of
+            them cannot be measured.
     """
 
     refused: tuple[str, ...] = (
@@ -280,11 +285,11 @@ class GroupedLayer(Mixer):
     )
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
-        """Return queries, keys and values of the new tokens; only queries if the layer shares a
-        cache.
+        """Return the queries, keys and values of the new tokens.
 
-        Queries are [batch, query heads, new tokens, width], keys and values [batch, KV heads, new
-        tokens, width]. Rotary positions are applied to queries and keys if the layer has them.
+        If the layer reads another layer's cache, only the queries are returned. Queries are [batch,
+        query heads, new tokens, width], keys and values [batch, KV heads, new tokens, width].
+        Rotary positions are applied to queries and keys if the layer has them.
 
         Args:
             x: Inputs of the new tokens [batch, new tokens, hidden size].
@@ -308,11 +313,10 @@ class GroupedLayer(Mixer):
         return self.rotated(split, past)
 
     def core(self, prepared: Prepared, cache: LayerCache | None, past: int) -> Tensor:
-        """Write the keys and values of the new tokens to the cache, and return attention over all
-        stored tokens.
+        """Write the new tokens' keys and values to the cache, and return the attention output.
 
-        A layer that shares a cache only reads it. The result is [batch, query heads, new tokens,
-        value width].
+        The new tokens attend to all stored tokens. A layer that shares a cache only reads it. The
+        result is [batch, query heads, new tokens, value width].
 
         Args:
             prepared: Tensors that `prepare` returned.

@@ -35,6 +35,10 @@ class LatentLayer(Mixer):
 
     For several new tokens it uses the expanded form, which recomputes keys and values of all heads.
     For one new token it uses the absorbed form, which computes on the cached latents.
+
+    Attributes:
+        refused: Fields of a `Latent` that this class does not support. A layer that sets one of
+            them cannot be measured.
     """
 
     refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
@@ -92,9 +96,9 @@ class LatentLayer(Mixer):
         return attend(q, k, v, scale=self.scale)
 
     def absorbed(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Tensor:
-        """Return attention of all heads to the shared latents, for one new token, in latent space.
+        """Return attention of all heads over the shared latents, for one new token.
 
-        The result is [sequences, query heads, 1, kv_lora_rank].
+        The result is in latent space, before W_UV: [sequences, query heads, 1, kv_lora_rank].
 
         Args:
             prepared: Tensors that `prepare` returned.
@@ -108,9 +112,9 @@ class LatentLayer(Mixer):
         return ((scores * self.scale).softmax(-1) @ latents).transpose(1, 2)
 
     def expanded(self, prepared: Prepared, latents: Tensor, keys: Tensor) -> Prepared:
-        """Return the queries of the new tokens, and the keys and values of all tokens, per head.
+        """Return (queries of the new tokens, keys of all tokens, values of all tokens), per head.
 
-        They are [sequences, query heads, tokens, width]. The values have width v_head_dim. Queries
+        Each is [sequences, query heads, tokens, width]. The values have width v_head_dim. Queries
         and keys have width qk_nope_head_dim + qk_rope_head_dim.
 
         Args:
@@ -197,7 +201,7 @@ class SparseLayer(LatentLayer):
 
 
 def gathered_rows(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the rows of x at given positions, [B, 1, k, w].
+    """Return the rows of x at given positions, [B, 1, k, w]: the latents that a query reads.
 
     Args:
         x: Rows [B, 1, S, w] of B sequences of S tokens, with width w.
@@ -224,7 +228,7 @@ def index_scores(queries: Tensor, keys: Tensor, weights: Tensor) -> Tensor:
 
 
 def top_tokens(scores: Tensor, top: int, visible_tokens: Tensor | None = None) -> Tensor:
-    """Return the positions of each query's best scores, [B, n, top], in any order.
+    """Return the positions of the tokens with each query's highest scores, [B, n, top], unsorted.
 
     A query with fewer than `top` visible tokens also gets hidden tokens. The caller masks them.
 
