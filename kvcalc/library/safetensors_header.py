@@ -49,7 +49,7 @@ def read_from(folder: Path) -> ReadBytes:
     """Return a function that reads bytes of the files in a folder.
 
     The function takes a file name, the position of the first byte, and a number of bytes. The
-    number 0 reads a whole small file.
+    number 0 means the bytes up to the end of the file, but at most 32 MiB.
 
     Args:
         folder: The folder of a checkpoint.
@@ -77,8 +77,10 @@ def read_from(folder: Path) -> ReadBytes:
 def with_file_bytes(model: Model, read: ReadBytes, place: str) -> Model:
     """Return the model with byte counts from the headers of its safetensors files.
 
-    It sets the fields `other_part_bytes` and `uncounted_bytes` of the model, and adds a note.
-    Without safetensors files, the model is unchanged.
+    The field `uncounted_bytes` becomes the bytes of the files' tensors minus the bytes that kvcalc
+    computed. The field `other_part_bytes` becomes the bytes of vision or audio towers and of
+    multi-token-prediction layers. A note is added. Without safetensors files, the model is
+    unchanged.
 
     Args:
         model: The model of the checkpoint's config.json.

@@ -559,13 +559,14 @@ PLAN_KEYS = (
 
 
 def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
-    """Return a text that shows how the figures of the best deployment are computed.
+    """Return a text that shows how TPOT, throughput, cost and more of a deployment are computed.
 
-    If no deployment meets the targets, the text shows the deployment that misses them least.
+    It is the best deployment for a load. If none meets the targets, it is the deployment that
+    misses them least.
 
     Args:
         answer: The search result for one load with its targets.
-        space: The deployments that were tried.
+        space: The limits of the search, such as the maximum number of GPUs.
     """
     lines = [sentence(answer, space), ""]
     for point in answer.answers[:1]:

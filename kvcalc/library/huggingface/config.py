@@ -353,10 +353,11 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 
 
 def value_of(field: Field, c: Config) -> Any:
-    """Return the value of a field for the current layer.
+    """Return the value of one field of a model type's table entry, for the current layer.
 
-    A rule is called, a formula is evaluated, and another literal is returned unchanged. A formula
-    is a Python expression whose names are keys of the file:
+    A field is a rule, a formula or another literal. A rule is a function of the `Config`, which is
+    called. A literal is returned unchanged. A formula is a text that is evaluated: a Python
+    expression whose names are keys of the file.
 
     - `layer_index`, `layer_count` and `layer_type` describe the current layer.
     - `a | b` is b if a is missing.
@@ -372,7 +373,7 @@ def value_of(field: Field, c: Config) -> Any:
 
     Args:
         field: Rule, formula or literal.
-        c: The file.
+        c: The config.json and its current layer.
     """
     if callable(field):
         return field(c)
@@ -490,11 +491,14 @@ def _is_true(node: ast.expr, c: Config) -> bool:
 
 
 def is_true(condition: Field, c: Config) -> bool:
-    """Return whether a condition is true for the current layer.
+    """Return whether a condition is true for the current layer of a config.json.
+
+    A rule is a function of the `Config`. A formula is a text with keys of the file, such as
+    `layer_index % 2 == 0`.
 
     Args:
         condition: Rule, formula or literal.
-        c: The file.
+        c: The config.json and its current layer.
 
     Raises:
         UserError: The value is not true, false, 0, 1 or missing. `use_qk_norm: 7` is refused.
@@ -558,10 +562,10 @@ MAX_DEPTH = 32
 
 @cache
 def facts() -> dict[str, JsonObject]:
-    """Return the facts about each model type that transformers has, by name of the type.
+    """Return what is known of each model type of transformers, by name of the type.
 
-    The facts of a type are a mapping: defaults of its config class, older spellings of keys, and
-    the model type of its text part.
+    The value of a type is a mapping: defaults of its config class, older spellings of keys, and the
+    model type of its text part. It stands for transformers, which need not be installed.
     """
     path = Path(__file__).parent / "defaults.json"
     table: dict[str, JsonObject] = msgspec.json.decode(path.read_bytes())

@@ -243,7 +243,7 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
         url: Address of the file.
         file: Name of the file in error messages.
         start: Position of the first byte.
-        count: Number of bytes; 0 for the whole file, whose size is limited.
+        count: Number of bytes; 0 for the whole file, of at most 32 MiB.
 
     Raises:
         MissingFileError: The server has no such file.

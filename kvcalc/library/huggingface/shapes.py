@@ -52,10 +52,12 @@ def each_layer(kind: Field) -> Order:
     """Return a function that computes the type of each layer by a formula or a rule.
 
     The function takes a `Config` (a read config.json) and returns a list with the type of each
-    layer.
+    layer, such as `full_attention`. Example:
+    `each_layer("'full_attention' if layer_index in full_layers else 'sliding_attention'")`.
 
     Args:
-        kind: Rule or formula whose value is the type of the current layer.
+        kind: Rule (function of the `Config`) or formula (text with keys of the file) whose value is
+            the type of the current layer.
     """
 
     def order(c: Config) -> list[str]:
@@ -76,7 +78,8 @@ def full_where(condition: Field, full: str = FULL, others: str = SLIDING) -> Ord
     layer. Example: `full_where("layer_index % 4 == 3")` has full attention in layers 3, 7, 11 …
 
     Args:
-        condition: Rule or formula that is true or false for the current layer.
+        condition: Rule (function of the `Config`) or formula (text with keys of the file) that is
+            true or false for the current layer.
         full: Layer type if the condition is true.
         others: Layer type if the condition is false.
     """
@@ -87,10 +90,11 @@ def typed(otherwise: Field = ALL_FULL, key: str = "layer_types") -> Order:
     """Return a function that reads the type of each layer from a list in the file.
 
     The function takes a `Config` (a read config.json) and returns the list. Older names of types
-    are replaced.
+    are replaced: `mamba` becomes `linear_attention`.
 
     Args:
-        otherwise: Function or list that gives the types if the file has no such list.
+        otherwise: Function of the `Config`, or list, that gives the types if the file has no such
+            list.
         key: Key of the list in the file.
     """
 
@@ -129,7 +133,9 @@ def cycle(key: str, kinds: dict[str, str]) -> Order:
     """Return a function that repeats a short list of the file until all layers have a type.
 
     The function takes a `Config` (a read config.json) and returns a list with the type of each
-    layer. If the file has no short list, all layers have full attention.
+    layer. If the file has no short list, all layers have full attention. Example: the text "LLG"
+    and the kinds {"L": "sliding_attention", "G": "full_attention"} give full attention to layers 2,
+    5, 8 …
 
     Args:
         key: Key of the list, or of a text whose letters are the list.
@@ -221,12 +227,12 @@ def grouped(
 
     Args:
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
-        qkv_bias: Whether the projections of queries, keys and values have biases.
-        o_bias: Whether the output projection has a bias.
+        qkv_bias: Whether the projections of queries, keys and values have biases; None for `bias`.
+        o_bias: Whether the output projection has a bias; None for `bias`.
         window: Tokens of a sliding window. Chunked layers have `attention_chunk_size`.
-        heads: Number of query heads; by default the standard key.
-        kv_heads: Number of KV heads; by default the standard key, or without it one per query head.
-        head: Width of a head; by default the rule `head_dim`.
+        heads: Number of query heads; None for the key `num_attention_heads`.
+        kv_heads: Number of KV heads; None for `num_key_value_heads`, or else one per query head.
+        head: Width of a head; None for `head_dim`, or hidden size ÷ query heads without this key.
         spec: Class of the part, such as `Grouped`.
         **fields: Further fields of the part's class → rule, formula or literal.
     """

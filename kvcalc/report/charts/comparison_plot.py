@@ -75,10 +75,11 @@ def measured_chart(records: Records) -> Chart:
 
 
 def generation_chart(records: Records) -> Chart:
-    """Return a chart of the seconds of each generated token, measured and predicted.
+    """Return a chart of the seconds of each generated token over the number of tokens so far.
 
     Args:
-        records: Records of `measure --generate`. Each record has two curves.
+        records: Records of `measure --generate`. Each record gives two curves: measured and
+            predicted seconds.
     """
     first = records[0]
     start = first["prompt_len"] + 1
@@ -223,10 +224,10 @@ POINTS = "A point is a deployment that no other beats in both"
 
 
 def front_chart(answer: "BestConfigs") -> Chart:
-    """Return a chart of the Pareto-optimal deployments: TPOT against throughput.
+    """Return a chart of the Pareto-optimal deployments: TPOT in seconds against throughput.
 
-    Throughput is tokens per second per GPU, or per price of an hour if prices are given. The chart
-    marks the best deployment and the TPOT target.
+    Throughput is tokens per second per GPU. If prices are given, it is tokens per second ÷ price of
+    an hour. The chart marks the best deployment and the TPOT target.
 
     Args:
         answer: The search result for one load with its targets.

@@ -105,12 +105,13 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
 
 
 def intensity_ends(intensities: Sequence[float]) -> list[float]:
-    """Return the smallest and largest FLOP per byte on the horizontal axis of a roofline chart.
+    """Return [smallest, largest] FLOP per byte for the horizontal axis of roofline charts.
 
-    The range includes a margin around the intensities and the usual ridge points.
+    The range includes a margin around the intensities and the usual ridge points. All charts of a
+    picture get the same range, so that they can be compared.
 
     Args:
-        intensities: FLOP per byte of the points on the chart.
+        intensities: FLOP per byte of the points on the charts.
     """
     low, high = min([1.5, *intensities]), max([2000.0, *intensities])
     return [low / 3, 2 * high]

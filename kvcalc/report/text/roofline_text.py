@@ -30,7 +30,8 @@ class OperatorRow(OperatorRecord):
     """A row of the table that `roofline` prints: a record of an operator with its shape.
 
     Attributes:
-        shape: Sizes of the GEMM or of the attention in words; see the function `shape`.
+        shape: Sizes as text: m × k × n of a GEMM, or heads × queries × keys × width of attention.
+            None for other operators.
     """
 
     shape: Annotated[str | None, "m × k × n, or heads × queries × keys × width", "shape"]
@@ -208,11 +209,13 @@ class MemoryLevel(TypedDict):
 
     Attributes:
         level: Name, such as `registers`, `L2` or `disk`.
-        each: Bytes of one unit, which is the memory of one SM.
-        units: Number of units. For another GPU's memory, it is the number of linked GPUs.
+        each: Bytes of one unit: of the registers or the shared memory of one streaming
+            multiprocessor (SM). None for other memories.
+        units: Number of units: SMs of the GPU; for the memory of other GPUs, the number of linked
+            GPUs.
         bytes: Bytes of all units.
         bytes_per_s: Bandwidth in one direction.
-        seconds: Time to read all bytes once.
+        seconds: Seconds to read all bytes once.
     """
 
     level: Annotated[str, "registers, a cache, memory or disk", "memory"]
@@ -239,7 +242,11 @@ HIERARCHY_COLUMNS = columns(MemoryLevel, "level each units bytes bytes_per_s sec
 def memory_levels(gpu: Gpu) -> Iterator[JsonObject]:
     """Yield a `MemoryLevel` record for each memory of a GPU and its server, from registers to disk.
 
-    A value is None if the GPU preset has no figure for it.
+    A record has the memory's size in bytes and its bandwidth. A value is None if the GPU preset has
+    no figure for it.
+
+    Args:
+        gpu: The GPU.
     """
     peak = gpu.vector_peak
     registers = gpu.register_bytes_per_sm

@@ -161,7 +161,7 @@ def lay_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Return a text broken into lines.
+    """Return a text broken into lines, for a terminal or a footnote.
 
     Args:
         text: The text.
@@ -392,7 +392,11 @@ def table_parts(table: Table) -> TableParts:
 
 
 def markdown(table: Table) -> str:
-    """Return a table in Markdown with its title above and its notes below."""
+    """Return a table as Markdown text, with its title above and its notes below.
+
+    Args:
+        table: The table. Without `--wide`, only its first 9 columns are included.
+    """
     title, columns, (head, *rows), notes = table_parts(table)
     lines = [f"**{title}**", ""] if title else []
     for row in (head, ["---:" if c.right else "---" for c in columns], *rows):
@@ -417,7 +421,11 @@ def text_html(text: str) -> str:
 
 
 def table_html(table: Table) -> str:
-    """Return a table as HTML with its title above and its notes below."""
+    """Return a table as HTML, with its title above and its notes below.
+
+    Args:
+        table: The table. Without `--wide`, only its first 9 columns are included.
+    """
     title, columns, rows, notes = table_parts(table)
     lines = []
     for number, row in enumerate(rows):

@@ -38,7 +38,7 @@ def lfm2_width(c: Config) -> int:
 
 
 def memory_index(c: Config) -> int:
-    """Return the position of the current layer among the layers that have an n-gram memory.
+    """Return the position of the current layer (`c.layer`) among the layers with an n-gram memory.
 
     An n-gram memory is a lookup table that a token reads by hashes of its last tokens. Positions
     count from 0, and a layer without a memory gives −1. `ple_layer_ids` in config.json lists these
@@ -51,7 +51,8 @@ def memory_index(c: Config) -> int:
 def ngram_hashes(c: Config) -> int:
     """Return the number of table rows that a token reads from one n-gram memory.
 
-    Each row has its own hash. There are (ngram_size − 1) · heads_per_ngram hashes.
+    An n-gram memory is a lookup table that a token reads by hashes of its last tokens. Each row has
+    its own hash. There are (ngram_size − 1) · heads_per_ngram hashes.
 
     Raises:
         UserError: The number of hashes does not divide the embedding's width, or is too large.
@@ -65,10 +66,11 @@ def ngram_hashes(c: Config) -> int:
 
 
 def memory_rows(c: Config) -> int:
-    """Return the number of rows in the lookup table of the current layer's n-gram memory.
+    """Return the number of rows in the n-gram memory of the current layer (`c.layer`).
 
-    `ngram_rows` computes it from config.json: its base vocabulary size, the hashes of a memory, the
-    position of the memory, and the divisor.
+    An n-gram memory is a lookup table that a token reads by hashes of its last tokens. `ngram_rows`
+    computes the rows from values of config.json: its base vocabulary size, the hashes of a memory,
+    the position of the memory, and the divisor.
     """
     return ngram_rows(
         c.size("ngram_vocab_size_base"),
@@ -165,9 +167,10 @@ def v4_rotated(c: Config) -> int:
 
 
 def engram_rows(c: Config) -> int:
-    """Return the number of rows in the current layer's Engram lookup table; 0 if it has none.
+    """Return the number of rows in the Engram lookup table of the current layer; 0 if it has none.
 
-    `engram_num_embeddings` in config.json has the rows of each layer in `engram_layer_ids`.
+    The current layer is `c.layer`. `engram_num_embeddings` in config.json has the rows of each
+    layer in `engram_layer_ids`.
 
     Raises:
         UserError: The two lists differ in length.
@@ -179,7 +182,7 @@ def engram_rows(c: Config) -> int:
 
 
 def nas_width(c: Config) -> int:
-    """Return the intermediate size of the current layer's FFN in Nemotron-NAS.
+    """Return the intermediate size of the FFN of the current layer (`c.layer`) in Nemotron-NAS.
 
     It is 2/3 · `ffn_mult` · hidden_size, rounded up to a multiple of 256. `ffn_mult` is the factor
     of this layer in `block_configs` of config.json.

@@ -86,8 +86,8 @@ class Type(NamedTuple):
 def entry_texts() -> dict[str, str]:
     """Return the YAML text of each entry in the table of model types, by name of the type.
 
-    An entry with several names occurs once for each name. Names that begin with `$` are shared
-    values, not model types.
+    The text is parsed only when a type is needed. An entry with several names occurs once for each
+    name. Names that begin with `$` are shared values, not model types.
     """
     texts = {}
     for file in sorted(Path(__file__).parent.glob("*.yaml")):
@@ -105,7 +105,9 @@ def type_names() -> list[str]:
 
 
 def read_entry(name: str) -> Any:
-    """Return the mapping or value in a model type's YAML entry, before its functions are called.
+    """Return the content of a model type's YAML entry, before its calls are evaluated.
+
+    An entry may contain calls such as `{grouped: {bias: true}}`, which stay mappings here.
 
     Args:
         name: Name of a model type, or `$name` of a value that entries share.
@@ -119,7 +121,9 @@ def read_entry(name: str) -> Any:
 
 @cache
 def read_type(name: str) -> Type:
-    """Return the table entry of a model type, with its functions called.
+    """Return the table entry of a model type, with its calls evaluated.
+
+    An example of a call is `{grouped: {bias: true}}`.
 
     `like` in an entry names the type that it extends. Fields that the entry does not state come
     from that type. The mappings `layer` and `model` of both entries are merged.
