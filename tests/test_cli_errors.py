@@ -3,6 +3,8 @@
 import pytest
 from conftest import Run
 
+from kvcalc.errors import list_few
+
 ERRORS = [
     ("size llama-3.1-8x", "unknown model 'llama-3.1-8x'. Did you mean llama-3.1-8b, "),
     ("size zzz", "`kvcalc models` lists them"),
@@ -77,3 +79,9 @@ def test_context_beyond_the_models_own_is_computed_with_a_note(kvcalc: Run) -> N
     assert "75497472" in out  # 2 · 12 · 768 · 2 · 2048
     for line in ("compare gpt2 --context 2k", "roofline gpt2 --context 2k", "latency gpt2 --isl 2000 --osl 48"):
         assert kvcalc(line).err == err, line
+
+
+def test_a_list_leaves_out_two_names_or_more() -> None:
+    whole, few = list_few("ABCDE"), list_few("ABCDEF")
+    assert all(name in whole for name in "ABCDE")
+    assert ("D" in few, "E" in few, "2" in few) == (True, False, True)

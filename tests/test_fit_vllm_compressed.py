@@ -1,8 +1,9 @@
 """vLLM and DeepSeek-V4: loaded bytes, bytes of a pass and blocks, by hand and compared with published starts."""
 
 import pytest
+from msgspec.structs import replace
 
-from kvcalc import Deployment, Parallelism, Precision, load_gpu, load_model
+from kvcalc import Deployment, Model, Parallelism, Precision, load_gpu, load_model
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.memory_budget import mtp_weights
 from kvcalc.model.memory import stage_weight_bytes
@@ -14,7 +15,7 @@ FLASH = load_model("deepseek-v4-flash")
 FORMATS = formats_of(FLASH, Precision())
 
 
-def asked(version: str, gpu: str = "gh200", tokens: int = 16_384, tp: int = 2, mtp: bool = False) -> Fit:
+def asked(version: str, gpu: str = "gh200", tokens: int = 16_384, tp: int = 2, mtp: bool = False, model: Model = FLASH) -> Fit:
     options = FitOptions(
         engine="vllm",
         engine_version=version,
@@ -23,7 +24,7 @@ def asked(version: str, gpu: str = "gh200", tokens: int = 16_384, tp: int = 2, m
         gpu_memory_utilization=0.95,
         mtp=mtp,
     )
-    return fit(Deployment(FLASH, load_gpu(gpu), parallelism=Parallelism(tp=tp, ep=tp)), options)
+    return fit(Deployment(model, load_gpu(gpu), parallelism=Parallelism(tp=tp, ep=tp)), options)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,13 @@ def test_what_stands_around_an_attention() -> None:
     width = 4 * 4096 + 4096 + 2 * 64 * 512 + 1024 + 512 + 2 * 2 * 2 * (512 + 128)
     around = tokens * (2 * width + 3 * 64 * 128) + 512 * MIB
     terms = asked("0.22").terms
-    assert (terms.activation, terms.peak) == (32 * MIB + around + tokens * 2 * 6 * (4096 + 4096), "forward pass")
+    experts = 32 * MIB + tokens * 2 * 6 * (4096 + 4096)
+    assert (terms.activation, terms.peak) == (around + experts, "forward pass")
+
+    # Without an indexer, a compressor projects to 512 elements once, and 32 heads of unpadded queries count.
+    heavy = replace(FLASH, pattern=("compressed_3",) * 43)
+    around = tokens * 2 * (4 * 4096 + 4096 + (2 * 64 + 1) * 512 + 1024 + 2 * 2 * 512 + 32 * 512)
+    assert asked("0.22", model=heavy).terms.activation == around + experts
 
 
 def test_graphs_hold_logits_where_pieces_have_no_cache() -> None:

@@ -239,6 +239,13 @@ def test_deepseek_v3_has_kv_up_in_two() -> None:
     assert weight_bytes(model, Precision(quantization="q4_k_m")) == worked
 
 
+def test_gpt2_in_q8_0() -> None:
+    """Q, K and V are one tensor. Vectors and positions are float32."""
+    d = 768
+    worked = (12 * 12 * d + 50_257) * d // 32 * 34 + 4 * d * (12 * 13 + 2 + 1024)
+    assert weight_bytes(load_model("gpt2"), Precision(quantization="q8_0")) == worked
+
+
 def test_a_model_is_stored_in_kinds_that_are_alike() -> None:
     model = load_model("llama-3.1-8b")
     stored = stored_as(model, Precision(quantization="q4_k_m"))
