@@ -220,7 +220,8 @@ class Batch(msgspec.Struct, frozen=True):
     def decodes(self) -> bool:
         """Return whether every sequence of the batch has exactly one new token.
 
-        This is so in a decode step without draft tokens.
+        This is so in a decode step without draft tokens. The time of such a step has a lower bound
+        from memory traffic even if the GPU's matrix FLOP/s are unknown.
         """
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
@@ -228,8 +229,8 @@ class Batch(msgspec.Struct, frozen=True):
     def exact(self) -> bool:
         """Return whether all counts and lengths are ints, so the batch stands for one forward pass.
 
-        It is False if a field is an array. The batch then stands for several independent passes,
-        one for each index of the array.
+        Results of only such a batch are stored for later calls. It is False if a field is an array.
+        The batch then stands for several independent passes, one for each index of the array.
         """
         return all(isinstance(n, int) for g in self.groups for n in (g.count, g.new, g.past))
 

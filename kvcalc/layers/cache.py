@@ -86,15 +86,17 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def grows(self) -> bool:
         """Return whether more tokens of the sequence can add rows, up to `limit` if there is one.
 
-        It is False for recurrent states and for buffers of blocks, whose size is bounded.
+        Only such rows are stored in paged blocks. The result is False for recurrent states and for
+        buffers of unfinished blocks, whose size is bounded.
         """
         return self.span in (Span.TOKENS, Span.CHUNK)
 
     def spread(self, ranks: Parallelism) -> int:
         """Return the number of ranks among which this entry's tokens are divided.
 
-        The number is dcp (decode-context parallelism) for an entry that grows without limit. It is
-        1 for windows and states, which dcp does not divide.
+        Each rank then stores 1/number of the rows. The number is dcp (decode-context
+        parallelism) for an entry that grows without limit. It is 1 for windows and states, which
+        dcp does not divide.
 
         Args:
             ranks: Number of ranks of each kind of parallelism.
@@ -196,8 +198,9 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def full_from(self) -> int:
         """Return the number of tokens in a sequence from which on this entry gets no more rows.
 
-        The result is limit · ratio: a window of 4,096 tokens gives 4,096. It is 0 for an entry that
-        never grows, and −1 for an entry without a limit, which always grows.
+        Cache size is linear in the tokens between these numbers. The result is limit · ratio: a
+        window of 4,096 tokens gives 4,096. It is 0 for an entry that never grows, and −1 for an
+        entry without a limit, which always grows.
         """
         if not self.grows:
             return 0

@@ -69,7 +69,7 @@ class Cost(NamedTuple):
 
 
 class Role(StrEnum):
-    """Group to which an operator belongs, by which tables and charts add up costs.
+    """Group to which an operator belongs, by which reports select operators.
 
     Attributes:
         PROJECTION: Projections of queries, keys, values and outputs in an attention or recurrent
@@ -131,12 +131,15 @@ class AttentionShape(NamedTuple):
 
     @property
     def num_queries(self) -> Num:
-        """Return the number of new tokens in all sequences. A new token is one query per head."""
+        """Return the number of new tokens in all sequences; each token is one query per head."""
         return sum(count * new for count, new, *_ in self.groups)
 
     @property
     def num_pairs(self) -> Num:
-        """Return the number of (query, key) pairs per head in all sequences."""
+        """Return the number of (query, key) pairs per query head in all sequences.
+
+        The FLOPs of attention are proportional to it.
+        """
         return sum(pairs for *_, pairs in self.groups)
 
 
@@ -236,7 +239,7 @@ class Operator(msgspec.Struct, frozen=True):
         shape: Sizes from which the kernel's time is predicted; None if it has no time model.
         experts: Expected number of routed experts whose weights this GPU reads; 0 for other
             operators.
-        role: Group to which the operator belongs, such as FFN, by which costs are added up.
+        role: Group to which the operator belongs, such as FFN, by which reports select operators.
         form: Form of latent attention, absorbed or expanded; '' for other operators.
         weights: Names of the matrices that the operator multiplies by.
         module: Shape of the sparse-attention module that contains the operator; None for others.
@@ -359,7 +362,7 @@ def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
 
 
 def triangle(n: Num) -> Num:
-    """Return the sum 1 + 2 + … + n, as n(n + 1)/2.
+    """Return the sum 1 + 2 + … + n, as n(n + 1)/2: the (query, key) pairs of a prompt of n tokens.
 
     Args:
         n: Last number of the sum, or an array of such numbers.

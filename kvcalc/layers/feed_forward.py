@@ -35,7 +35,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
             `bias f` adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        ROLE: Group in which costs of this part's matrix products are added up.
+        ROLE: Group of this part's operators, by which reports select operators.
         intermediate_size: Width between up and down, F.
         gated: Whether the FFN has a gate matrix.
         bias: Whether gate and up have biases.
@@ -81,7 +81,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     """Named matrices and vectors outside attention and FFN, such as adapters and per-layer gates.
 
     Attributes:
-        ROLE: Group in which costs of these matrix products are added up.
+        ROLE: Group of this part's operators, by which reports select operators.
         matrices: Name → [inputs, outputs], or [inputs, outputs, bias elements].
         vectors: Name → number of elements.
     """
@@ -136,7 +136,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
             divides the inputs instead. `copies E` is E equal matrices, of which a token uses
             `active k`.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        ROLE: Group in which costs of this part's matrix products are added up.
+        ROLE: Group of this part's operators, by which reports select operators.
         num_experts: Number of routed experts in the layer.
         num_experts_per_tok: Routed experts that one token uses (top-k).
         moe_intermediate_size: Intermediate width of one routed expert.

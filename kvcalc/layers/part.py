@@ -78,7 +78,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     Attributes:
         STATE_FLOPS: FLOPs that the scan of a recurrent mixer needs per state element and token.
-        ROLE: Group in which costs of the part's matrix products are added up, such as FFN.
+        ROLE: Group of the part's matrix products, such as FFN, by which reports select operators.
         LETTERS: The letters that WEIGHTS uses and the fields that they stand for, such as
             `H=num_attention_heads d=head_dim`. D is always the hidden size.
         WEIGHTS: A line per weight. `o: H·d × D / H, bias o_bias` is a matrix [H·d, D] that tensor
@@ -106,6 +106,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     def local_weights(self, p: Pass) -> dict[str, Weight]:
         """Return the share of each weight that one GPU stores, by weight name.
+
+        The method `operators` computes the cost of matrix products from it.
 
         Args:
             p: The forward pass, which gives the hidden size and the parallel ranks.
@@ -277,8 +279,9 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def storing(self, own: bool) -> "Sublayer | None":
         """Return this part for a layer that has its own cache, or that reads another layer's cache.
 
-        A layer that reads another layer's cache has no projections of keys, values or latents. The
-        result is None if no source describes such a layer of this type.
+        The comparison of attention variants uses it to share one cache among layers. A layer that
+        reads another layer's cache has no projections of keys, values or latents. The result is
+        None if no source describes such a layer of this type.
 
         Args:
             own: True for a layer with its own cache, False for one that reads another's.

@@ -48,7 +48,7 @@ class Pass:
             outside the layers.
         count: Number of these layers on this GPU.
         writes_cache: Whether these layers store their cache.
-        role: Group of the next matrix products, such as FFN, by which costs are added up.
+        role: Group of the next matrix products, such as FFN, by which reports select operators.
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class Pass:
             elements_out: Activation elements that this GPU writes, for all new tokens.
             flops: Vector FLOPs, for all new tokens.
             weight_bytes: Bytes of weights that are read, such as norm vectors.
-            role: Group to which the operator belongs, by which costs are added up.
+            role: Group to which the operator belongs, by which reports select operators.
         """
         moved = (elements_in + elements_out) * self.element
         cost = Cost(0, flops, weight_bytes, activation_bytes=moved)

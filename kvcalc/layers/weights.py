@@ -270,7 +270,8 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     def product_dtypes(self) -> tuple[str, ...]:
         """Return the distinct compute dtypes of all matrix products of the model.
 
-        The dtypes of quantised matrices come first, and the model's dtype last.
+        The dtypes of quantised matrices come first, and the model's dtype last. Each has its own
+        peak FLOP/s and ridge point on a GPU.
         """
         return tuple(dict.fromkeys([*self.quantized_dtypes, self.dtype]))
 

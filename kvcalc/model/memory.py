@@ -29,6 +29,7 @@ from kvcalc.units import MAX_TOKENS
 def windows(model: Model) -> dict[int, int]:
     """Return the number of layers with each sliding window: window in tokens → layers.
 
+    The receptive field of the model follows from it.
     The key 0 counts the layers without a window. Layers that are only an FFN do not count.
     Example: {512: 5, 0: 1}.
     """

@@ -279,8 +279,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def parts(self) -> list[AnyPart]:
         """Return the parts of one layer of each kind, such as attention and FFN, in one list.
 
-        Each kind occurs once, for any number of layers. Parts whose weights several layers share
-        are left out.
+        Each kind occurs once, for any number of layers. The list serves to look up what types of
+        part the model has. Parts whose weights several layers share are left out.
         """
         return [part for layer in self.kinds.values() for part in layer.parts]
 
@@ -302,7 +302,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @property
     def roles(self) -> set[str]:
-        """Return the roles of all cache entries, such as `k`, `v` or `latent`."""
+        """Return the kinds of rows that the model caches, such as {"k", "v"}.
+
+        Engines and cache formats support a model by these roles.
+        """
         return {entry.role for entry in self.entries}
 
     def check_generates(self) -> None:

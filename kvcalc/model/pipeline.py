@@ -134,9 +134,9 @@ class Stage(NamedTuple):
 def stages(model: Model, pp: int) -> list[Stage]:
     """Return the pipeline stages of a model, with equal numbers of layers if possible.
 
-    Remaining layers go to the stages directly before the last stage, one layer each. Example: 30
-    layers in 4 stages give 7, 8, 8 and 7 layers. Source: vLLM, distributed/utils.py,
-    get_pp_indices.
+    vLLM divides the layers in the same way. Remaining layers go to the stages directly before the
+    last stage, one layer each. Example: 30 layers in 4 stages give 7, 8, 8 and 7 layers. Source:
+    vLLM, distributed/utils.py, get_pp_indices.
 
     Args:
         model: The model.

@@ -141,8 +141,9 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     def storing(self, own: bool) -> "Sparse | None":
         """Return this attention for a layer with its own cache; None for one that reads another's.
 
-        None means that the layer cannot be computed: no source says whether a layer that reads
-        another layer's latents has an indexer.
+        The comparison of attention variants uses it to share one cache among layers. It then
+        rejects None: no source says whether a layer that reads another layer's latents has an
+        indexer.
 
         Args:
             own: Whether the layer stores its own latents.
@@ -216,8 +217,8 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     def storing(self, own: bool) -> "BlockSparse | None":
         """Return this attention for a layer with its own cache; None for one that reads another's.
 
-        None means that the layer cannot be computed: no source says whether a layer that reads
-        another layer's keys has an indexer.
+        The comparison of attention variants uses it to share one cache among layers. It then
+        rejects None: no source says whether a layer that reads another layer's keys has an indexer.
 
         Args:
             own: Whether the layer stores its own keys and values.

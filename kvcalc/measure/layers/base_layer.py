@@ -63,10 +63,10 @@ class CacheRows:
         """Write the rows of new tokens, and return all rows that the new tokens attend to.
 
         The result is [batch, heads, rows, width]. If the entry stores only the last `limit` tokens,
-        its rows are a ring. One new token overwrites the oldest row and reads the ring in any
-        order, because keys include their positions. Several new tokens read the last limit − 1 rows
-        and their own rows. These are written after they are read, because the first queries still
-        attend to rows that the last new tokens replace.
+        its rows are a ring buffer. One new token overwrites the oldest row and reads the buffer in
+        any order, because keys include their positions. Several new tokens read the last limit − 1
+        rows and their own rows. These are written after they are read, because the first queries
+        still attend to rows that the last new tokens replace.
 
         Args:
             rows: Rows of the new tokens, [batch, heads, new tokens, width].
@@ -98,8 +98,8 @@ class CacheRows:
         """Return the stored rows of the cache entry, [batch, heads, rows, width].
 
         Args:
-            tokens: Number of tokens written so far. Only the last `limit` of them are stored if the
-                entry is a ring.
+            tokens: Number of tokens written so far. If `limit` is not 0, only the last `limit` of
+                them are stored.
         """
         return self.tensor[:, :, : min(tokens, self.limit or tokens)]
 
