@@ -52,21 +52,23 @@ class Waste(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the share of the allocated token slots that store nothing: 0 without waste, up to
-        1."""
+        """Return the wasted share of the allocated token slots, from 0 to 1; 0 without slots."""
         return self.tokens / self.slots if self.slots else 0.0
 
 
 class FragmentationResult(NamedTuple):
-    """Result of `simulate_first_fit`. All fields are None if nothing was simulated.
+    """How often free memory is too fragmented for a request, from `simulate_first_fit`.
 
-    A hole is a free range of memory between two sequences, or before or after all of them.
+    The memory is the KV cache, counted in token slots. A hole is a free range between two
+    sequences, or before or after all of them. A failure is an attempt to store a request that would
+    fit in all holes together, but in no single hole. All fields are None if no simulation was run.
 
     Attributes:
         requests: Number of simulated requests.
-        failures: Number of times a request would fit in all holes together, but in no single hole.
-        free: Share of the memory that is free at these failures, on average, from 0 to 1.
-        largest: Share of the memory in the largest hole at these failures, on average.
+        failures: Number of failures. One request may fail several times before it fits.
+        free: Mean share of the memory that is free at a failure, from 0 to 1; 0 without failures.
+        largest: Mean share of the memory that the largest hole has at a failure, from 0 to 1; 0
+            without failures.
     """
 
     requests: Any = None
@@ -78,8 +80,8 @@ class FragmentationResult(NamedTuple):
 def paged_waste(lengths: Sequence[int], block: int) -> Waste:
     """Return the waste if each sequence gets whole blocks. Only its last block has empty slots.
 
-    An allocator of contiguous slots has one block of the longest length per sequence. Example: 50
-    tokens in a block of 1024 waste 974 slots.
+    If `block` is the maximum length, this is the waste of an allocator that reserves the maximum
+    length for each sequence. Example: 50 tokens in a block of 1024 waste 974 slots.
 
     Args:
         lengths: Tokens of each sequence.
@@ -91,15 +93,16 @@ def paged_waste(lengths: Sequence[int], block: int) -> Waste:
 def simulate_first_fit(
     lengths: Sequence[int], capacity: int, seed: int = 0
 ) -> FragmentationResult:
-    """Compute how often the free memory is large enough for a request, but split into small holes.
+    """Compute how often free memory is large enough for a request, but split into small holes.
 
-    Each request is one piece of memory, in the first hole of at least its length. If no hole is
-    large enough, stored requests end in random order until one is. The lengths are repeated up to
-    20 times, for at most 20,000 requests.
+    This is the external fragmentation of an allocator without pages. Each request is one contiguous
+    piece of memory, in the first hole of at least its length. If no hole is large enough, stored
+    requests end in random order until one is. The lengths are repeated up to 20 times, for at most
+    20,000 requests.
 
     Args:
         lengths: Tokens of each request. Longer requests than `capacity` are left out.
-        capacity: Memory in token slots.
+        capacity: Memory in token slots, one per token.
         seed: Seed of the random order.
     """
     rng = random.Random(seed)
@@ -123,11 +126,11 @@ def simulate_first_fit(
 
 
 def read_lengths(text: str, seed: int = 0) -> list[int]:
-    """Parse the option `--lengths` into the tokens of each request.
+    """Parse the option `--lengths` of `fit` into a list with the tokens of each example request.
 
     Args:
-        text: Whole numbers separated by commas, the path of a file of them, or
-            `lognormal:MEAN,P99`.
+        text: Whole numbers separated by commas, the path of a file with such numbers on any number
+            of lines, or `lognormal:MEAN,P99` for 1000 random lengths.
         seed: Seed of the samples from a log-normal distribution.
 
     Raises:
@@ -213,12 +216,13 @@ SCRIPT_FORMS = (
 
 
 class AllocationStep(NamedTuple):
-    """One line of a script of allocations and releases.
+    """One line of a script of allocations and releases, which `run_allocations` executes.
 
     Attributes:
-        line: Number of the line in the script's file, or of the step in a text, from 1.
+        line: Number of the line in the script's file, from 1. If the script is a text with
+            semicolons, the number of the step.
         name: Name of the sequence. "" if the line only asks whether a new sequence would fit.
-        tokens: Reserved tokens of the sequence; 0 to release it.
+        tokens: Reserved tokens of the sequence in total; 0 to release it.
         used: Stored tokens, if the sequence uses only a part of its reservation; else 0. The paged
             allocator reserves only the used tokens.
     """
@@ -240,14 +244,14 @@ class AllocationStep(NamedTuple):
 class FirstFitAllocator:
     """A memory allocator that gives each sequence one contiguous piece of its exact size.
 
-    A new piece starts in the first hole that is large enough. A piece grows only into the hole
-    directly after it.
+    A new piece starts in the first hole (free range) that is large enough. A piece grows only into
+    the hole directly after it. Sizes are token slots: memory for one token each.
 
     Attributes:
         memory: Size of the memory in token slots.
         holes: Pairs (start, size) of the free ranges in token slots, in order of their start.
         pieces: Pairs (start, size) in token slots, by name of the sequence.
-        tokens: Stored tokens, by name of the sequence.
+        tokens: Stored tokens, by name of the sequence. A sequence may reserve more than it stores.
     """
 
     def __init__(self, memory: int) -> None:
@@ -258,7 +262,7 @@ class FirstFitAllocator:
 
     @property
     def waste(self) -> Waste:
-        """Return the number of allocated token slots, and of slots that store tokens."""
+        """Return the token slots given to sequences, and how many of them store tokens."""
         return Waste(self.memory - self.free, sum(self.tokens.values()))
 
     @property
@@ -272,11 +276,13 @@ class FirstFitAllocator:
         return max((size for _, size in self.holes), default=0)
 
     def can_start(self, tokens: int) -> bool:
-        """Return whether a new sequence of `tokens` tokens would fit in a hole."""
+        """Return whether a new sequence of `tokens` tokens would fit in one hole. Store nothing."""
         return tokens <= self.largest
 
     def store(self, name: str, tokens: int) -> bool:
-        """Store a new sequence, or let a stored one grow. Return False if the tokens do not fit.
+        """Give a new sequence memory, or let a stored one grow. Return False if it does not fit.
+
+        If the result is False, nothing changes.
 
         Args:
             name: Name of the sequence.
@@ -320,11 +326,11 @@ class FirstFitAllocator:
 class PagedAllocator:
     """A memory allocator that gives each sequence whole blocks from a queue of free blocks.
 
-    With blocks of the longest length and one block per sequence, it is an allocator of contiguous
-    slots.
+    It also models an allocator of contiguous slots: with `block` equal to the maximum length and
+    `max_blocks` 1, each sequence gets one slot of the maximum length.
 
     Attributes:
-        memory: Size of the memory in token slots.
+        memory: Size of the memory in token slots, one per token.
         block: Tokens of a block.
         max_blocks: Maximum number of blocks of one sequence.
         queue: Numbers of the free blocks. Blocks are taken from the front.
@@ -341,11 +347,16 @@ class PagedAllocator:
         self.tokens: dict[str, int] = {}
 
     def can_start(self, tokens: int) -> bool:
-        """Return whether enough blocks are free for a new sequence of `tokens` tokens."""
+        """Return whether enough blocks are free for a new sequence of `tokens` tokens.
+
+        Nothing is stored.
+        """
         return -(-tokens // self.block) <= min(len(self.queue), self.max_blocks)
 
     def store(self, name: str, tokens: int) -> bool:
-        """Store a new sequence, or let a stored one grow. Return False if the tokens do not fit.
+        """Give a new sequence blocks, or let a stored one grow. Return False if it does not fit.
+
+        If the result is False, nothing changes.
 
         Args:
             name: Name of the sequence.
@@ -360,10 +371,10 @@ class PagedAllocator:
         return True
 
     def remove(self, name: str) -> None:
-        """Release the blocks of a sequence, if it is stored.
+        """Put the blocks of a sequence at the end of the free queue, its last block first.
 
         Args:
-            name: Name of the sequence.
+            name: Name of the sequence. If no such sequence is stored, nothing changes.
         """
         self.tokens.pop(name, None)
         self.queue.extend(reversed(self.tables.pop(name, [])))
@@ -375,18 +386,20 @@ class PagedAllocator:
 
     @property
     def waste(self) -> Waste:
-        """Return the number of allocated token slots, and of slots that store tokens."""
+        """Return the token slots given to sequences, and how many of them store tokens."""
         allocated = sum(map(len, self.tables.values())) * self.block
         return Waste(allocated, sum(self.tokens.values()))
 
 
 class AllocationRun(NamedTuple):
-    """The result of a script of allocations, played to three allocators.
+    """The result of a script of allocations that three allocators have executed, to compare them.
 
     Attributes:
-        records: One dict per line of the script, with the keys of `AllocationRecord`.
-        slots: Allocator of contiguous slots of the longest length, after the last line.
-        first_fit: First-fit allocator of exact pieces, after the last line.
+        records: One dict per line of the script, with whether each allocator could do it, and its
+            free and wasted tokens (the keys of `AllocationRecord`).
+        slots: Allocator that reserves a slot of the longest length per sequence, after the last
+            line.
+        first_fit: First-fit allocator of contiguous pieces of exact size, after the last line.
         pages: Paged allocator, after the last line.
     """
 
@@ -397,19 +410,22 @@ class AllocationRun(NamedTuple):
 
     @property
     def wastes(self) -> list[Waste]:
-        """Return the waste after the last line: contiguous slots, first fit, pages."""
+        """Return the waste after the last line in order: contiguous slots, first fit, pages."""
         return [self.slots.waste, self.first_fit.waste, self.pages.waste]
 
 
 def run_allocations(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
 ) -> AllocationRun:
-    """Compute what three allocators do with the lines of a script of `read_script`.
+    """Compute what three memory allocators do with each line of a script of allocations.
+
+    The allocators are contiguous slots, first fit of exact pieces, and pages. If a request does not
+    fit in an allocator, this allocator skips it.
 
     Args:
-        steps: The lines of the script, in order, without its `memory` line.
+        steps: The lines of the script from `read_script`, without its `memory` line.
         memory: Memory of each allocator in token slots.
-        longest: Tokens of a slot of the allocator of contiguous slots.
+        longest: Tokens of each slot of the contiguous allocator: the longest possible sequence.
         block: Tokens of a block of the paged allocator.
 
     Raises:

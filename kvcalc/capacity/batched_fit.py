@@ -34,17 +34,17 @@ Layouts = dict[tuple[int, int, int, Defaults], Plans]
 
 
 class BatchedFit(NamedTuple):
-    """A deployment on several GPU models that have the same cache layouts.
+    """A deployment on several GPU models with equal cache layouts, evaluated together with arrays.
 
     A cache layout states how an engine divides the KV cache of one GPU into blocks.
 
     Attributes:
-        fit: The deployment on one of the GPU models.
-        plans: Cache layout of a GPU of each pipeline stage, by stage index. Only the first of
-            several stages with equal layers is a key.
+        fit: The deployment on the first of the GPU models.
+        plans: Cache layout of one GPU of each pipeline stage, by stage index. Of several stages
+            with equal layers, only the first is a key.
         gpus: The GPU models.
-        gpu_indices: Index of each of `gpus` in the caller's list of GPU models.
-        utilizations: Share of each GPU's memory that the engine may use, from 0 to 1.
+        gpu_indices: Index of each of `gpus` in the list that `BatchedFitBuilder.batches` got.
+        utilizations: Share of its memory that the engine may use, for each of `gpus`, from 0 to 1.
     """
 
     fit: Fit
@@ -54,11 +54,11 @@ class BatchedFit(NamedTuple):
     utilizations: list[float]
 
     def transfer_seconds(self, length: int) -> list[float]:
-        """Return the seconds to send one sequence's KV cache to another replica, for each GPU in
-        `gpus`.
+        """Return seconds to send one sequence's KV cache to another replica, for each of `gpus`.
 
-        All GPUs send their part at the same time. The time is the largest part of one GPU in bytes
-        ÷ the rate of `transfer_link`. It is NaN for a GPU model without a known link.
+        All GPUs of the replica send their part at the same time. The time is the largest part of
+        one GPU in bytes ÷ the rate of `transfer_link`. It is NaN for a GPU model without a known
+        link.
 
         Args:
             length: Tokens of the sequence.
@@ -72,14 +72,14 @@ class BatchedFit(NamedTuple):
         return [size / rate if rate else nan for rate in rates]
 
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
-        """Return how many sequences of `length` tokens fit in a replica, as an array [GPUs in
-        `gpus`, counts].
+        """Return how many sequences fit in the replica, as an array [GPUs in `gpus`, counts].
 
-        The pipeline stage that fits the fewest sequences decides. The values equal `Fit.capacity`.
+        The pipeline stage that fits the fewest sequences decides. The values equal `Fit.capacity`:
+        all data-parallel ranks count.
 
         Args:
-            remaining: Bytes per GPU for the KV cache [stages, GPUs, counts], as `remaining_bytes`
-                returns them for some values of `max_num_seqs` (the counts).
+            remaining: Result of `remaining_bytes`: bytes per GPU for the KV cache [stages, GPUs,
+                counts].
             length: Tokens of each sequence.
         """
         import numpy as np
@@ -100,8 +100,8 @@ class BatchedFit(NamedTuple):
         use.
 
         Args:
-            counts: Values of `max_num_seqs`: sequences of the replica for which the engine is set
-                up.
+            counts: Values of `max_num_seqs` to try: sequences of the whole replica for which the
+                engine is set up. More sequences need more working memory.
 
         Returns:
             Array [stages in `plans`, GPUs in `gpus`, counts].
@@ -132,7 +132,9 @@ def transfer_link(gpu: Gpu) -> float | None:
 
 
 def transfer_rate(gpu: Gpu) -> float:
-    """Return the bytes per second that one GPU sends to another replica, as `transfer_link`.
+    """Return the bytes per second that one GPU sends to another replica, as `transfer_link` does.
+
+    Unlike `transfer_link`, it raises an error instead of returning None.
 
     Raises:
         UserError: The rate is not known.
@@ -146,14 +148,14 @@ def transfer_rate(gpu: Gpu) -> float:
 
 
 class BatchedFitBuilder:
-    """Builds `BatchedFit` objects for one model, precision and parallelism.
+    """Builds `BatchedFit` objects for one model, precision and parallelism, and many GPU models.
 
     Args:
-        deployment: The deployment. The method `batches` replaces its GPU model.
+        deployment: The deployment. Its GPU model does not matter, because `batches` replaces it.
         options: The options of `fit`. The method `batches` replaces `max_model_len`.
-        layouts: Cache layouts of earlier builders for other parallelisms, by tp, dcp, pp and the
-            engine's defaults. The builder reuses them and adds its own. Model, precision and
-            options must be equal. Data and expert parallelism do not change a layout.
+        layouts: Cache layouts to reuse, as a dict that several builders share and extend. The keys
+            are (tp, dcp, pp, defaults of the engine). Builders that share it must have equal model,
+            precision and options. None means a new dict.
 
     Raises:
         UserError: The engine cannot run the deployment.
@@ -172,7 +174,8 @@ class BatchedFitBuilder:
     def batches(self, gpus: Sequence[Gpu], length: int) -> list[BatchedFit]:
         """Return one `BatchedFit` for each group of GPU models with equal cache layouts.
 
-        A GPU affects the layout only through the engine's defaults, such as tokens per pass.
+        A GPU affects the layout only through the engine's defaults, such as tokens per forward
+        pass.
 
         Args:
             gpus: The GPU models.

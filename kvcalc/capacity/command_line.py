@@ -53,16 +53,16 @@ RANK_OPTIONS = ("tp", "pp", "dp", "dcp", "ep")
 
 
 class Command(NamedTuple):
-    """An engine's command line after reading.
+    """An engine's command line after reading, such as `vllm serve MODEL --max-num-seqs 8`.
 
     Attributes:
         engine: Name of the engine, such as "vllm".
-        model_words: The model's name in the command line.
+        model_words: The model's name as written in the command line.
         model: The loaded model.
-        settings: Values that the flags give to fields of `FitOptions`, `Precision` or
-            `Parallelism`, by the field's name.
+        settings: Values of the flags, by the name of the field of `FitOptions`, `Precision` or
+            `Parallelism` that they set, such as {"tp": 2}.
         ignored: Flags that do not change the prediction, as written in the command line.
-        remarks: Sentences for the user, such as the reason why a draft is left out.
+        remarks: Sentences for the user, such as the reason why a draft model is not counted.
     """
 
     engine: str
@@ -73,7 +73,7 @@ class Command(NamedTuple):
     remarks: tuple[str, ...] = ()
 
     def deployment(self, gpu: Gpu) -> TimedDeployment:
-        """Return the model of the command line on a GPU, with its precision and parallelism."""
+        """Return the command line's model on a GPU model, with its precision and parallelism."""
         precision = with_values(Precision(), self.settings)
         return TimedDeployment(
             self.model, gpu, precision, with_values(Parallelism(), self.settings)
@@ -96,9 +96,10 @@ def with_values(struct: Struct, values: Mapping[str, Any]) -> Struct:
 
 
 def split(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line.
+    """Return the words of a command line that the user typed as words or as one quoted text.
 
-    A list of one text with blanks is a complete line, which is split as a shell does.
+    A list of one text with blanks is a complete line, which is split as a shell does. Example:
+    `["vllm serve m --tp 2"]` gives `["vllm", "serve", "m", "--tp", "2"]`.
 
     Raises:
         UserError: A quotation mark has no partner.
@@ -114,7 +115,8 @@ def split(words: Sequence[str]) -> list[str]:
 def find_engine(words: Sequence[str]) -> tuple[Dialect, list[str]] | None:
     """Return the engine that a command line starts, and the words after the start; None if unknown.
 
-    The engine is returned as its command-line syntax. Words before the start are skipped.
+    The engine is returned as its command-line syntax (`Dialect`). Words before the start, such as
+    `docker run`, are skipped.
 
     Example: `["vllm", "serve", "qwen3-8b"]` gives vLLM's `Dialect` and `["qwen3-8b"]`.
     """
@@ -149,17 +151,20 @@ def image_version(text: str) -> str:
 
 
 def is_command(words: Sequence[str]) -> bool:
-    """Return whether the words are an engine's command line, and not names of models."""
+    """Return whether the words are an engine's command line, such as `vllm serve MODEL`.
+
+    Otherwise the words are names of models, which kvcalc takes at the same place.
+    """
     words = split(words)
     return words[:1] == ["vllm"] or find_engine(words) is not None
 
 
 def read_command(words: Sequence[str], changes: list[str] | None = None) -> Command:
-    """Parse an engine's command line.
+    """Parse an engine's command line into its model and the kvcalc options that its flags set.
 
     Args:
         words: Words of the line, or the complete line as one word.
-        changes: Changes of the model as typed after `--set`, such as "layers=16". See `load_model`.
+        changes: Changes of the model's fields as typed after `--set`, such as ["layers=16"].
 
     Raises:
         UserError: No known engine is started, no model is named, or a flag has a wrong value.
@@ -240,13 +245,13 @@ def interpret_flags(
     values: Mapping[str, Any],
     changes: list[str] | None = None,
 ) -> Command:
-    """Return the `Command` for the flags of an engine's command line.
+    """Return the `Command` for the parsed flags of an engine: its model and kvcalc options.
 
     Args:
         dialect: The engine's command-line syntax.
         model_words: The model's name as written in the command line.
         values: Parsed value of each flag, by the kvcalc option that it sets (`Flag.name`).
-        changes: Changes of the model as typed after `--set`, such as "layers=16". See `load_model`.
+        changes: Changes of the model's fields as typed after `--set`, such as ["layers=16"].
 
     Raises:
         UserError: The model is unknown, or a flag has a wrong value.
@@ -308,12 +313,13 @@ def _read_formats(
 
 
 class SpeculativeConfig(msgspec.Struct):
-    """The fields of vLLM's --speculative-config that affect the memory.
+    """The fields of vLLM's --speculative-config (a JSON text) that affect the memory.
 
     Attributes:
-        method: Drafting method, such as "mtp", "ngram" or "eagle".
-        model: Name of the draft model; "[ngram]" for drafts without a model.
-        num_speculative_tokens: Draft tokens that the target model verifies in one pass.
+        method: Drafting method, such as "mtp", "ngram" or "eagle"; None if not given.
+        model: Name of the draft model; "[ngram]" for drafts without a model; None if not given.
+        num_speculative_tokens: Draft tokens that the target model verifies in one pass; None if not
+            given.
         use_heterogeneous_vocab: Whether draft and target may have different vocabularies.
     """
 
@@ -354,15 +360,15 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
 
 
 class EngineCommand(NamedTuple):
-    """The parts of an engine's command line that kvcalc writes.
+    """An engine's command line that kvcalc has written, in parts.
 
     Attributes:
-        start: Words before the model's name.
+        start: Words before the model's name, such as ("vllm", "serve").
         model: The model's name.
         words: Words of each flag, such as ["--max-num-seqs", "8"], by the kvcalc option that the
             flag sets.
-        options: Words of further kvcalc options, such as "--users" and "8", that no flag of the
-            engine expresses.
+        options: Words of kvcalc options that no flag of the engine expresses, such as "--users" and
+            "8". They belong to the `kvcalc fit` command around the engine's command line.
     """
 
     start: tuple[str, ...]
@@ -379,14 +385,14 @@ class EngineCommand(NamedTuple):
 def command_of(
     deployment: TimedDeployment, options: FitOptions, model_words: str = ""
 ) -> EngineCommand | None:
-    """Return the engine's command line that starts a deployment; None if no command line can start
-    it.
+    """Return the engine's command line that starts a deployment; None if no command line can.
 
     Args:
         deployment: The deployment.
         options: The options of `fit`, which name the engine.
-        model_words: The model's name as typed. The command line uses it if the engine understands
-            it.
+        model_words: The model's name as typed; "" if unknown. The command line uses it if the
+            engine understands it, otherwise the model's name on the Hugging Face Hub or a file's
+            path.
     """
     dialect, ranks = DIALECTS.get(options.engine), deployment.parallelism
     if dialect is None:
@@ -446,7 +452,8 @@ def option_words(name: str, value: Any) -> list[str]:
     Example: `("max_model_len", 4096)` gives `["--max-model-len", "4096"]`.
 
     Args:
-        name: Name of the option; a prefix `fit_` is removed.
+        name: Name of the option. A prefix `fit_`, which marks options that no flag of the engine
+            expresses, is removed.
         value: Value of the option; True gives only the option's name.
     """
     if name == "hybrid":

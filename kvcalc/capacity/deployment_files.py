@@ -42,13 +42,13 @@ CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
 
 
 class DeclaredServer(NamedTuple):
-    """A server that a deployment file starts.
+    """An inference server that a deployment file (Compose, Kubernetes, KServe, llm-d) starts.
 
     Attributes:
         name: Name of the server in the file; "" if the file states none.
         words: Words of the engine's command line.
         num_gpus: Number of GPUs that the file gives to the server; 0 if unknown.
-        version: The engine's version in the tag of the container image, or "".
+        version: The engine's version in the tag of the container image; "" if unknown.
     """
 
     name: str
@@ -58,15 +58,18 @@ class DeclaredServer(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """The settings that a deployment file states for all containers below one of its keys.
+    """What a deployment file states outside of a container, for all containers inside.
+
+    A new scope begins at each YAML mapping, and inherits from the scope around it.
 
     Attributes:
         name: Name of the server in the file. If the file states a role, decode or prefill, the name
             ends with it.
-        key: The YAML key above the containers.
+        key: Key of the innermost YAML mapping, such as a Compose service. It names a server without
+            a name.
         model: Model that KServe or llm-d adds to the containers' command lines; "" for none.
         flags: Flags that KServe or llm-d adds to the containers' command lines.
-        has_workers: Whether one server runs on several nodes.
+        has_workers: Whether one server runs on several nodes. Its number of GPUs is then unknown.
     """
 
     name: str = ""
@@ -237,17 +240,17 @@ def _num_gpus(node: Mapping[str, Any]) -> int:
 
 
 def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
-    """Return the text of a file or command that starts a deployment.
+    """Return the text of a file or command that starts a deployment with its engine.
 
     Args:
-        record: A record of `fit` or `plan`, which has the engine's command line.
+        record: A record (dict) of `fit` or `plan`, with `command`, `gpus`, `model` and `engine`.
         gpu: GPU model of the deployment. Container images exist only for NVIDIA.
         version: The engine's version, which selects the container image; "" for the latest.
-        kind: Form of the text: "vllm" (the engine's command line), "docker" (`docker run`),
-            "compose" or "kubernetes".
+        kind: "vllm" (the command line of any engine), "docker" (`docker run`), "compose" or
+            "kubernetes".
 
     Raises:
-        UserError: The engine has no command line, or the images are for other GPUs.
+        UserError: No command line starts the deployment, or the images are for other GPUs.
     """
     line, num_gpus = record["command"], record["gpus"]
     if not line:

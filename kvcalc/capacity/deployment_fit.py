@@ -53,9 +53,12 @@ class CapacityLimits(NamedTuple):
     """The smallest resources that fit the requested sequences, and the largest settings that fit.
 
     Attributes:
-        cache: Bytes of the KV cache on the GPU that needs the most.
-        utilization: Smallest gpu_memory_utilization, in steps of 0.0001; None if it is above 1.
-        sequences: Largest max_num_seqs of the replica with which this number of sequences fits.
+        cache: Smallest KV cache in bytes per GPU that stores the requested sequences, on the
+            pipeline stage that needs the most.
+        utilization: Smallest gpu_memory_utilization with which the requested sequences fit, in
+            steps of 0.0001; None if it is above 1.
+        sequences: Largest max_num_seqs of all data-parallel ranks together for which this number of
+            sequences fits.
         length: Largest max_model_len in tokens, with the requested or the engine's own
             max_num_seqs. None means without a limit.
     """
@@ -67,23 +70,26 @@ class CapacityLimits(NamedTuple):
 
 
 class Fit(msgspec.Struct, frozen=True, dict=True):
-    """The capacity of a deployment. Each value is computed when it is first read.
+    """The capacity of a deployment: its memory, its KV cache budget, and how many sequences fit.
 
-    All bytes are for one GPU of the pipeline stage that fits the smallest number of sequences.
+    Each property is computed when it is first read. All bytes are for one GPU of the pipeline stage
+    that fits the smallest number of sequences. Numbers of sequences are for the whole replica (all
+    data-parallel ranks), unless stated otherwise.
 
     Attributes:
         requested: The deployment as requested.
-        deployment: The deployment in the formats that the engine stores.
+        deployment: The deployment with the data types and formats that the engine really uses.
         options: The options of the request.
         settings: The engine's settings, with all defaults filled in.
         release: The rules of the engine's version; None if the engine has no versions.
-        max_num_seqs: Sequences of one dp rank for which the engine is set up.
+        max_num_seqs: Sequences of one data-parallel (dp) rank for which the engine is set up.
         utilization: Share of the memory that the engine may use, from 0 to 1.
-        utilization_basis: Memory to which the share refers: "total", "free" or "remaining".
+        utilization_basis: Memory to which the share refers: "total"; "free", without what is in use
+            before the weights load; or "remaining", what all other parts of memory leave.
         length: Tokens of each sequence: `max_model_len`, or the model's own maximum.
-        layers: Every layer with a cache, including draft layers.
-        extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers
-            ("mtp") on each GPU of the last pipeline stage.
+        layers: Every layer with a cache, including layers of a draft model.
+        extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers ("mtp")
+            on each GPU of the last pipeline stage.
         remarks: Remarks for the user on the engine's choices.
     """
 
@@ -132,7 +138,11 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate(self) -> str:
-        """Return the estimate of the KV cache budget in the answer: "low", "middle" or "high"."""
+        """Return which of three estimates of the KV cache budget counts: "low", "middle" or "high".
+
+        Published engine starts differ in their memory. "low" is the cautious estimate, with the
+        smallest budget.
+        """
         return self.options.estimate
 
     @property
@@ -146,12 +156,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
-        """Return the inputs of `memory` for one GPU when the engine starts.
+        """Return the state of one GPU when the engine starts, as the input of `memory`.
 
         Args:
             stage: Index of the GPU's pipeline stage.
             sequences: Sequences of one dp rank for which the engine is set up, and which must fit;
-                an int or an array. None means the requested numbers.
+                an int or an integer array. None means the requested numbers.
             length: Tokens of each sequence; 0 means the requested length.
         """
         options, tokens = self.options, self.settings.max_num_batched_tokens
@@ -181,13 +191,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         )
 
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache.
+        """Return the bytes of one GPU outside the KV cache: weights, activations and overhead.
 
-        Corrections from a log are added. Sizes in the options replace the predicted sizes.
+        Corrections from a log are added. Sizes in the options, such as `weight_bytes`, replace the
+        predicted sizes.
 
         Args:
-            start: The GPU when the engine starts.
-            estimate: "low", "middle" or "high" estimate of the KV cache budget.
+            start: The GPU when the engine starts, from `startup`.
+            estimate: Estimate of the KV cache budget: "low" (most memory outside the cache),
+                "middle" or "high".
         """
         options = self.options
         terms = self.engine.memory(start, estimate)
@@ -213,12 +225,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def budget_of(
         self, terms: MemoryBreakdown, utilization: float = 0.0, gpu: Gpu | None = None
     ) -> Budget:
-        """Return the memory budget of one GPU in bytes.
+        """Return how the memory of one GPU is divided, in bytes, including the KV cache budget.
 
         Args:
             terms: Bytes of the GPU outside the KV cache.
-            utilization: Share of the memory that the engine may use; 0 means the request's own.
-            gpu: GPU model; None means the request's own.
+            utilization: Share of the memory that the engine may use, to try another than the
+                request's; 0 means the request's own.
+            gpu: GPU model to try instead of the request's; None means the request's own.
         """
         return budget(
             memory=(gpu or self.gpu).usable_bytes,
@@ -236,7 +249,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         The result is negative if memory is missing. It is an array if `terms` has arrays.
 
         Args:
-            terms, utilization, gpu: As in `budget_of`.
+            terms: Bytes of the GPU outside the KV cache.
+            utilization: Share of the memory that the engine may use; 0 means the request's own.
+            gpu: GPU model; None means the request's own.
         """
         margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
         return self.budget_of(terms, utilization, gpu).cache - margin
@@ -245,9 +260,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def missing_free_bytes(self) -> int:
         """Return the bytes of one GPU that the engine needs to start, but other processes use.
 
-        0 means that enough is free, or that the engine does not check it. vLLM compares its share
-        with the free memory after it has made its CUDA context (v1/worker/utils.py: request_memory,
-        0.33).
+        The result is 0 if enough is free, or if the engine does not check the free memory. vLLM
+        refuses to start if, after it has made its CUDA context, less memory is free than its share
+        of the total (v1/worker/utils.py: request_memory, 0.33).
         """
         memory, in_use = self.gpu.usable_bytes, self.options.memory_in_use
         is_checked = self.engine.checks_free_memory and self.utilization_basis == "total"
@@ -259,7 +274,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def cache_bytes(self, stage: int, terms: MemoryBreakdown) -> int:
         """Return the bytes of one GPU's KV cache: the size in the options, or the remaining memory.
 
-        The result is 0 if `missing_free_bytes` keep the engine from starting.
+        The result is 0 if the engine cannot start because other processes use its memory.
 
         Args:
             stage: Index of the GPU's pipeline stage.
@@ -273,22 +288,25 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
 
     def planner(self) -> Callable[[int], CacheLayout]:
-        """Return a function of the index of a pipeline stage that returns the stage's cache
-        layout."""
+        """Return a function that takes a pipeline stage's index and returns its cache layout.
+
+        A cache layout states how the KV cache of one GPU of the stage is divided into blocks.
+        """
         if not any(layer.parts for layer in self.layers):
             return lambda stage: NoCache(self.max_num_seqs)
         return self.engine.plan(self.layers, self.ranks, self.settings)
 
     @cached_property
     def plans(self) -> list[CacheLayout]:
-        """Return the cache layout of each pipeline stage, in the order of the stages."""
+        """Return the cache layout of one GPU of each pipeline stage, in the order of the stages."""
         return [*map(self.planner(), range(self.ranks.pp))]
 
     @cached_property
     def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
-        """Return the bytes of one GPU outside the KV cache: by estimate, one item per stage.
+        """Return the bytes of one GPU outside the KV cache, for each estimate and pipeline stage.
 
-        Engines without a memory range have only the estimate "middle".
+        The keys are the estimates "low", "middle" and "high"; engines without a memory range have
+        only "middle". Each value has one item per pipeline stage.
         """
         starts = [self.startup(stage) for stage in range(self.ranks.pp)]
         estimates = ESTIMATES if self.engine.has_memory_range else ("middle",)
@@ -296,7 +314,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def stage(self) -> int:
-        """Return the index of the pipeline stage that fits the smallest number of sequences."""
+        """Return the index of the pipeline stage that fits the smallest number of sequences.
+
+        This stage limits the deployment. The bytes of `Fit` are those of one of its GPUs.
+        """
         length, shared = self.length, self.options.shared_prefix
         capacities = []
         for stage, terms in enumerate(self.stage_terms[self.estimate]):
@@ -311,7 +332,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """Return the cache layout of `stage` without padding and reserved blocks."""
+        """Return what one GPU of `stage` stores in its KV cache, without an engine's padding.
+
+        It counts the bytes of keys, values, latents and states, without blocks and reserved blocks.
+        """
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -320,12 +344,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the middle estimate of three."""
+        """Return the bytes of one GPU of `stage` outside the KV cache, in the middle estimate."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU outside the KV cache, in the estimate `self.estimate`."""
+        """Return the bytes of one GPU of `stage` outside the KV cache, in the request's estimate.
+
+        `self.estimate` names the estimate: "low", "middle" or "high".
+        """
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -338,8 +365,11 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Return the bytes of one GPU that remain for the KV cache, by estimate; negative if
-        missing."""
+        """Return the bytes of one GPU of `stage` for the KV cache, by name of the estimate.
+
+        The estimates are "low", "middle" and "high". The bytes are negative if weights and other
+        memory exceed the engine's share. A cache size in the options is ignored.
+        """
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
         }
@@ -347,11 +377,17 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Return the bytes of one GPU's KV cache, in the estimate that the answer uses."""
+        """Return the bytes of one GPU's KV cache, in the estimate that the request selects.
+
+        A cache size in the options is returned unchanged. The result is never negative.
+        """
         return self.cache_bytes(self.stage, self.estimate_terms)
 
     def budget_at(self, estimate: str) -> int:
-        """Return the bytes of one GPU's KV cache in the "low", "middle" or "high" estimate."""
+        """Return the bytes of one GPU's KV cache in the "low", "middle" or "high" estimate.
+
+        A cache size in the options is returned for each estimate. The result is never negative.
+        """
         if self.has_given_cache or self.missing_free_bytes:
             return self.kv_budget
         return max(0, self.remaining[estimate])
@@ -360,7 +396,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def capacity(self) -> int:
         """Return how many sequences of `length` tokens the KV cache of the replica stores.
 
-        The engine starts with the requested `max_num_seqs`, unlike in `sequences`.
+        The engine is set up for the requested `max_num_seqs`, whatever the result is. `sequences`
+        instead counts the sequences that fit if the engine is set up for exactly these sequences.
         """
         shared = self.options.shared_prefix
         sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
@@ -368,15 +405,18 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def sequences(self) -> int:
-        """Return how many sequences of `length` tokens fit in the replica: `sequences_at` for the
-        estimate that the answer uses."""
+        """Return how many sequences of `length` tokens fit in the replica, in the usual estimate.
+
+        The engine is set up for this number of sequences (`max_num_seqs`). `self.estimate` names
+        the estimate of the memory: "low", "middle" or "high".
+        """
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
-        """Return how many sequences of `length` tokens fit in the replica, if `max_num_seqs` is
-        this number.
+        """Return how many sequences of `length` tokens fit in the replica in one estimate.
 
-        A higher `max_num_seqs` needs more memory outside the KV cache.
+        The engine is set up for this number of sequences. A higher `max_num_seqs` needs more memory
+        outside the KV cache.
 
         Args:
             estimate: "low", "middle" or "high" estimate of the KV cache budget.
@@ -441,16 +481,19 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def longest_length(self) -> int | None:
-        """Return the largest length in tokens at which all requests fit; None without a limit."""
+        """Return the largest length in tokens at which all requested sequences fit.
+
+        None means without a limit. The model's own maximum does not count.
+        """
         return self._longest_length_of_stages()
 
     @property
     def longest_context(self) -> int | None:
         """Return the largest length that memory and model allow, in tokens; None without a limit.
 
-        The model's maximum does not count if the request exceeds it. Example: 203,776 tokens fit,
-        and the model was made for 40,960. The result is 40,960, or 203,776 if 102,400 were
-        requested.
+        The model's maximum does not count if the request exceeds it. Example: 203,776 tokens fit in
+        the memory, and the model was made for 40,960. The result is 40,960, or 203,776 if 102,400
+        were requested.
         """
         maximum = self.model.max_context
         if maximum is None or self.length > maximum:
@@ -485,28 +528,34 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def needed_bytes(self) -> int:
-        """Return the bytes of one GPU's KV cache that the requested sequences need."""
+        """Return the bytes of KV cache that the requested sequences need on one GPU of `stage`."""
         return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
     @property
     def shortage_bytes(self) -> int:
-        """Return the bytes by which one GPU's memory outside the KV cache exceeds the engine's
-        share.
+        """Return the bytes that one GPU lacks before any KV cache; 0 if nothing is missing.
 
-        If other processes use memory that the engine needs to start, return `missing_free_bytes`.
+        These are the bytes by which weights, activations and overhead exceed the engine's share. If
+        other processes use memory that the engine needs to start, these are `missing_free_bytes`.
         """
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether memory outside the KV cache exceeds the engine's share on any stage."""
+        """Return whether weights and working memory exceed the engine's share on any stage.
+
+        No KV cache is then possible.
+        """
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
     @property
     def excess_bytes(self) -> int:
-        """Return by how many bytes a cache size in the options exceeds the remaining memory, or
-        0."""
+        """Return the bytes by which a KV cache size in the options exceeds the remaining memory.
+
+        The bytes are for one GPU. The result is 0 if the cache fits, or if the options state no
+        size.
+        """
         if not self.has_given_cache:
             return 0
         return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])
@@ -530,8 +579,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def headroom_bytes(self) -> int:
-        """Return the bytes of one GPU's KV cache that stay free; negative if the sequences do not
-        fit."""
+        """Return the bytes of one GPU's KV cache that the requested sequences leave free.
+
+        The result is negative by the missing bytes if the sequences do not fit.
+        """
         if self.missing_free_bytes:
             return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage_bytes
@@ -539,17 +590,19 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin_bytes(self) -> int:
-        """Return the bytes of one GPU that the estimate keeps free as a safety margin; negative in
-        the high estimate."""
+        """Return the bytes that the estimate keeps free on one GPU as a safety margin.
+
+        The result is positive in the low estimate and negative in the high estimate.
+        """
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:
-        """Return the parts of one GPU's memory in bytes, by name, in the estimate that the answer
-        uses.
+        """Return the parts of one GPU's memory in bytes, by name, in the request's estimate.
 
-        The sum of the parts is `budget.memory`. `KV cache` is negative if the other parts exceed
-        the engine's share. The last part is outside the share: "left free", "missing" (negative),
-        or with SGLang "activations and CUDA graphs".
+        Names are, for example, "weights", "activations" and "CUDA graphs". The sum of the parts is
+        the GPU's memory. "KV cache" is negative if the other parts exceed the engine's share. The
+        last part is outside the share: "left free", "missing" (negative), or with SGLang
+        "activations and CUDA graphs".
         """
         terms, budget = self.estimate_terms, self.estimate_budget
         parts = {**terms.startup, "weights": terms.language, **terms.extra}
@@ -569,11 +622,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 def resolve_deployment(
     deployment: TimedDeployment, options: FitOptions
 ) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
-    """Return the deployment as the engine runs it.
+    """Return the deployment as the engine really runs it, the rules of its version, and remarks.
+
+    For example, an engine may store the cache in another data type than the model states.
 
     Returns:
-        The deployment in the formats that the engine stores. The rules of the engine's version,
-        None without versions. Remarks for the user on the engine's choices.
+        The deployment with the engine's data types and formats. The rules of the engine's version;
+        None if the engine has no versions. Remarks for the user on the engine's choices.
 
     Raises:
         UserError: The engine cannot run the deployment.
@@ -600,10 +655,14 @@ def make_fit(
 ) -> Fit:
     """Return the capacity of a resolved deployment, with the defaults of the engine and the model.
 
+    `fit` is the usual entry; this function is for callers that resolve a deployment once.
+
     Args:
         requested: The deployment as requested.
-        run, release, remarks: As `resolve_deployment` returns them.
+        run: The deployment as the engine runs it, from `resolve_deployment`.
         options: The options of the request.
+        release: The rules of the engine's version; None without versions.
+        remarks: Remarks for the user on the engine's choices.
     """
     engine, ranks = options.rules, run.parallelism
     defaults = engine.defaults(
@@ -669,6 +728,11 @@ def _layer_caches(
 def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
     """Return the capacity of a deployment: its KV cache budget, and the sequences that fit.
 
+    Args:
+        deployment: Model, GPU, precision and parallelism.
+        options: Engine, its settings, and the requested sequences and lengths; None for the
+            defaults.
+
     Raises:
         UserError: The engine cannot run the deployment with these options.
     """
@@ -686,9 +750,13 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
 
 
 def at_longest_length(result: Fit) -> Fit:
-    """Return the capacity at the longest context that fits, if the request states no context.
+    """Return the capacity at a shorter context that fits, if the request states no context.
 
-    Return `result` unchanged if it fits, if a length was requested, or if no token fits.
+    If the model's maximum context does not fit, the longest context that fits replaces it. Return
+    `result` unchanged if it fits, if a context was requested, or if no token fits.
+
+    Args:
+        result: The capacity at the requested context, or at the model's maximum context.
     """
     if result.fits or result.options.max_model_len or not result.longest_length:
         return result

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"(\d+)(?:\.(\d+))?([kKmMgGtT]?)(i?)B?")
 
 
 def number(text: str) -> int:
-    """Parse a whole number as vLLM does: 1k is 1000, 1K is 1024.
+    """Parse a whole number in a flag as vLLM does: 1k is 1000, 1K and 1Ki are 1024, 1.5k is 1500.
 
     Raises:
         UserError: The text is not a whole number.
@@ -51,7 +51,7 @@ def _real(text: str) -> float:
 
 
 def json_value(text: str) -> Any:
-    """Return the JSON value of a text, such as 4 for "4" and True for "true".
+    """Return the JSON value of a flag's text, such as 4 for "4" and True for "true" or "True".
 
     A text that is not JSON is returned unchanged.
     """
@@ -62,7 +62,7 @@ def json_value(text: str) -> Any:
 
 
 def limits_as_json(text: str) -> str:
-    """Return limits on images and videos as the JSON that vLLM accepts.
+    """Return the limits of `--limit-mm-per-prompt` (images, videos) as the JSON that vLLM accepts.
 
     Example: `image=0,video=1` gives `{"image": 0, "video": 1}`. A text without `=` is unchanged.
     """
@@ -92,9 +92,11 @@ class Flag(NamedTuple):
 
     Attributes:
         name: Name of the kvcalc option; "-" if the flag does not change the memory.
-        kind: How to read the flag's value. "switch" is a flag without a value. "number", "signed",
-            "length", "real", "text" and "name" are keys of READERS. "format", "torch", "ggml" and
-            "sglang" are dtypes, written with the names in FORMAT_NAMES.
+        kind: How to read the flag's value. "switch": a flag without a value. "number": a whole
+            number. "signed": a whole number, or -1, "all" or "auto". "length": a number of tokens,
+            or -1 or "auto". "real": a decimal number. "text" and "name": text, of which "name" is
+            in lower case. "format", "torch", "ggml" and "sglang": a data type, by kvcalc's names or
+            by those of torch, GGML or SGLang.
         spellings: All spellings that the engine accepts. kvcalc writes the first one.
         setting: Value of the kvcalc option if a switch is present.
     """
@@ -111,7 +113,8 @@ class Flag(NamedTuple):
     def read(self, text: str) -> Any:
         """Parse the text of the flag's value in a command line into the value of its kvcalc option.
 
-        Depending on `kind`, the value is a number, a text, None, or kvcalc's name of a dtype.
+        The value is a number or a text. It is None if a "length" is left to the engine, and
+        kvcalc's name of a data type, such as "bf16", if the flag is for one.
 
         Raises:
             UserError: The text does not suit the flag's kind.
@@ -119,9 +122,9 @@ class Flag(NamedTuple):
         return canonical(text) if self.kind in FORMAT_NAMES else READERS[self.kind](text)
 
     def can_write(self, settings: Settings) -> bool:
-        """Return whether this flag expresses the current value of its option.
+        """Return whether a command line can state this flag to express the current option values.
 
-        A switch expresses only its own `setting`. Another flag expresses every value.
+        A switch expresses only its own `setting`. Another flag expresses every value of its option.
 
         Args:
             settings: Values of kvcalc options, by name.
@@ -134,7 +137,7 @@ class Flag(NamedTuple):
         """Return the flag and a value as words of a command line, such as ["--max-num-seqs", "8"].
 
         Args:
-            value: Value of the kvcalc option. A switch needs none.
+            value: Value of the kvcalc option. A switch ignores it.
         """
         if self.is_switch:
             return [self.spellings[0]]
@@ -142,20 +145,22 @@ class Flag(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """The command-line syntax of an engine.
+    """The command-line syntax of an engine: its start, its flags and its container image.
 
     Attributes:
         engine: Name of the engine, such as "vllm".
-        starts: Word sequences that begin a command line. kvcalc writes the first sequence.
+        starts: Word sequences that begin a command line, such as ("vllm", "serve"). kvcalc writes
+            the first sequence.
         flags: The flags. The model's name follows `starts` unless a flag names the model.
         image: Container image of the engine.
         port: Port of the engine's container.
-        formats: The engine's name of each weight format to which it can convert weights while it
-            loads them, by kvcalc's name. Every other format needs its own checkpoint.
-        read: Takes the flags' values by option name, and a list for remarks. Turns the values into
-            kvcalc options in place.
-        write: Takes kvcalc options by name, and the deployment. Turns the options into values of
-            flags in place. A name with the prefix `fit_` is an option that no flag expresses.
+        formats: Weight formats to which the engine can convert weights while it loads them: the
+            engine's name, by kvcalc's name. Every other format needs its own checkpoint.
+        read: Function that changes flag values into kvcalc options, in place. It takes the values
+            by option name, and a list to which it adds remarks for the user.
+        write: Function that changes kvcalc options into flag values, in place. It takes the options
+            by name, and the deployment. It gives an option that no flag expresses the prefix
+            `fit_`.
         writes_model_flag: Whether a flag must precede the model's name.
         max_slots: Maximum of max_num_seqs for an engine that allocates all sequences when it
             starts, as llama.cpp does. 0 if the engine starts even if fewer sequences fit.
@@ -184,12 +189,12 @@ class Dialect(NamedTuple):
         """Return the image, the port and the arguments of a container that runs a command line.
 
         Args:
-            words: Words of the engine's command line.
+            words: Words of the engine's command line, from its start on.
             version: The engine's version; "" for the latest.
 
         Returns:
-            The image with its tag, the port of the server, and the words after the image's name in
-            `docker run`.
+            The image with its tag, the port of the server, and the words to write after the image's
+            name in `docker run`.
         """
         image = self.image
         if ":" not in image:
@@ -219,7 +224,7 @@ def _dialect(engine: str, starts: str, flags: str, **settings: Any) -> Dialect:
 
 
 def hub_name(model: Model) -> str:
-    """Return the name of a model on the Hugging Face Hub; without one, kvcalc's own name."""
+    """Return the name of a model on the Hugging Face Hub, or kvcalc's own name if it has none."""
     return model.huggingface_id or model.name
 
 

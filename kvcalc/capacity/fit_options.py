@@ -22,11 +22,10 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ItemLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The maximum number of images or videos in a prompt, and the size for which vLLM reserves
-    memory.
+    """The maximum number of images or videos in a prompt, and their size.
 
-    A size of 0 means the largest size that the model accepts. Source: vLLM, config/multimodal.py
-    (ImageDummyOptions, VideoDummyOptions).
+    vLLM reserves memory for images or videos of this size. A size of 0 means the largest size that
+    the model accepts. Source: vLLM, config/multimodal.py (ImageDummyOptions, VideoDummyOptions).
 
     Attributes:
         count: Maximum images or videos in one prompt.
@@ -45,9 +44,9 @@ ItemLimits = dict[Literal["image", "video", "audio"], Count | ItemLimit]
 
 
 class FitOptions(FitQuestion, frozen=True):
-    """The options of `fit` after the files that they name are loaded.
+    """The options of `fit`: a `FitQuestion` whose named files are loaded.
 
-    All other fields are those of `FitQuestion`.
+    All other fields are those of `FitQuestion`, such as `engine` and `max_model_len`.
 
     Attributes:
         draft: Draft model for speculative decoding; None without one.
@@ -96,28 +95,32 @@ class FitOptions(FitQuestion, frozen=True):
                 raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint)
 
     def cache_label(self, used: str) -> str:
-        """Return the dtype of the KV cache for a record, such as "fp8".
+        """Return the data type of the KV cache as text for a record, such as "fp8".
 
-        If llama.cpp stores keys and values in two dtypes, return both: "q8_0 + q4_0".
+        If llama.cpp stores keys and values in two data types, return both: "q8_0 + q4_0".
 
         Args:
-            used: The dtype of the cache if the options request no separate dtypes of keys and
-                values.
+            used: Data type of the cache. It counts for keys or values for which the options state
+                none.
         """
         dtypes = (canonical(t) or used for t in (self.cache_type_k, self.cache_type_v))
         return " + ".join(dict.fromkeys(dtypes))
 
     @property
     def rules(self) -> Engine:
-        """Return the rules of the requested engine: cache layout, defaults and memory."""
+        """Return the requested engine's rules: cache layout, defaults and memory.
+
+        The object describes how the engine works, not its settings in this request.
+        """
         return ENGINES[self.engine]
 
     @property
     def estimate(self) -> str:
         """Return which estimate of the KV cache budget the answer uses: "low", "middle" or "high".
 
-        This is the option `budget`. Without the option, it is "low" if `require` is set, otherwise
-        "middle". It is always "middle" for an engine whose memory is not given as a range.
+        "low" is the cautious one. This is the option `budget`. Without the option, it is "low" if
+        `require` is set, otherwise "middle". It is always "middle" for an engine whose memory is
+        not given as a range.
         """
         estimate = self.budget or ("low" if self.require else "middle")
         return estimate if self.rules.has_memory_range else "middle"
@@ -131,9 +134,12 @@ class FitOptions(FitQuestion, frozen=True):
         return max(self.users or self.max_num_seqs or 1, self.require)
 
     def longest_sequence(self, model: Model) -> int:
-        """Return the tokens of the longest sequence.
+        """Return the tokens of the longest sequence: `max_model_len`, else the model's maximum.
 
-        This is `max_model_len`, otherwise the model's maximum context, otherwise 4096.
+        If neither is known, the result is 4096.
+
+        Args:
+            model: The model.
         """
         return self.max_model_len or model.max_context or 4096
 
@@ -147,12 +153,15 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def item_limits(self) -> dict[str, ItemLimit]:
-        """Return the limits of `limit_mm_per_prompt` by modality, "image" or "video"."""
+        """Return the limits on items in a prompt, by modality: "image" or "video".
+
+        A modality without a limit in `limit_mm_per_prompt` is left out.
+        """
         return read_item_limits(self.limit_mm_per_prompt)
 
     @property
     def max_images(self) -> int | None:
-        """Return the largest of the limits on images and on videos in a prompt.
+        """Return the maximum number of images or videos in a prompt: the larger of both limits.
 
         None means that the options state no limit. 0 means that prompts have neither images nor
         videos.
@@ -161,7 +170,7 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return the width and height in pixels of the images for which the engine reserves memory.
+        """Return the pixels (width, height) of the images for which the engine reserves memory.
 
         (0, 0) means the largest image that the model accepts.
         """
@@ -170,19 +179,19 @@ class FitOptions(FitQuestion, frozen=True):
 
     @property
     def state_dtype(self) -> str:
-        """Return the dtype of recurrent states, under kvcalc's name for it.
+        """Return the data type of recurrent states that the options request, by kvcalc's name.
 
-        "" means that the engine chooses the dtype (`mamba_ssm_cache_dtype` is "auto").
+        "" means that the engine chooses the data type (`mamba_ssm_cache_dtype` is "auto" or "").
         """
         dtype = canonical(self.mamba_ssm_cache_dtype)
         return "" if dtype == "auto" else dtype
 
 
 def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
-    """Return one `FitOptions` for each combination of the values, and load the files that they
-    name.
+    """Return the options of `fit` from typed values. Lists give one result per combination.
 
-    Example: `{"users": [1, 2], "max_model_len": "4k"}` gives two results.
+    Files that the values name, such as a draft model, are loaded. Example: `{"users": [1, 2],
+    "max_model_len": "4k"}` gives two results.
 
     Args:
         values: Value of each option, by option name. A value is a text as typed, a Python value, or
@@ -220,6 +229,9 @@ def read_item_limits(text: str) -> dict[str, ItemLimit]:
     Limits on audio are ignored.
 
     Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` give the same limits.
+
+    Args:
+        text: The option as typed; "" for no limits.
 
     Raises:
         UserError: The text has another form.

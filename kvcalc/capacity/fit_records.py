@@ -34,7 +34,7 @@ from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
 
 class TypedRequest(NamedTuple):
-    """The parts of a request as the user typed them.
+    """The parts of a request as the user typed them, to repeat them in printed commands.
 
     Attributes:
         model: Name or path of the model as typed; "" if it equals the model's own name.
@@ -55,9 +55,10 @@ NOTHING_TYPED = TypedRequest()
 def fit_record(
     result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: TypedRequest = NOTHING_TYPED
 ) -> Record:
-    """Return the JSON record of one configuration, with the keys of `FitRecord`.
+    """Return the JSON record (dict) of one configuration: its memory and the sequences that fit.
 
-    Sizes are exact bytes of one GPU. With `lengths`, it also has the keys of `WasteRecord`.
+    `FitRecord` lists the keys. Sizes are exact bytes of one GPU. With `lengths`, the record also
+    has the keys of `WasteRecord`.
 
     Args:
         result: The capacity of the configuration.
@@ -266,9 +267,9 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
 
 
 def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | None]:
-    """Return the engine's command line of a configuration, and a `kvcalc fit` command that reads
-    this line.
+    """Return two commands of a configuration: the engine's, and the `kvcalc fit` that reads it.
 
+    Example: `vllm serve MODEL --max-num-seqs 8`, and `kvcalc fit --gpu h100-sxm -- vllm serve …`.
     Both are None if no command line of the engine starts the configuration. llama.cpp gets one slot
     for each sequence that fits, unless the request states a number.
 
@@ -292,9 +293,9 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:
     """Return the configurations, with the smallest one that fits moved to the front.
 
-    The order of the others does not change. Configurations at the model's maximum length count as
-    smaller than configurations with a requested length. Then fewer GPUs count as smaller, then
-    less total GPU memory.
+    The smallest has the fewest GPUs, and among those the least total GPU memory. But configurations
+    at the model's maximum length come before configurations with a requested length. The order of
+    the others does not change.
     """
     fitting = [result for result in results if result.fits]
     if not fitting:
@@ -315,10 +316,11 @@ MIN_CONTEXT, MIN_COLUMNS, MAX_COLUMNS = 4096, 6, 8
 
 
 def contexts_of(max_context: int | None) -> list[int]:
-    """Return contexts in tokens that double up to the model's maximum, which is the last context.
+    """Return the default contexts of `fit --matrix`, in tokens.
 
-    The contexts begin at 4096 tokens, but there are at least 6 and at most 8 contexts. Example: a
-    maximum of 131,072 gives 4,096, 8,192, 16,384, 32,768, 65,536 and 131,072.
+    They double up to the model's maximum, which is the last context. The contexts begin at 4096
+    tokens, but there are at least 6 and at most 8 contexts. Example: a maximum of 131,072 gives
+    4,096, 8,192, 16,384, 32,768, 65,536 and 131,072.
 
     Args:
         max_context: Maximum tokens of the model; None means 131,072.
@@ -336,7 +338,7 @@ def matrix_records(
     contexts: Sequence[int],
     only_verdicts: bool = False,
 ) -> list[Record]:
-    """Return one record of `fit` for each number of users and each context.
+    """Return one record of `fit` for each number of users and each context (`fit --matrix`).
 
     The first number of users comes first, with all contexts. The key `headroom_bytes` has the bytes
     of KV cache per GPU that stay free; negative if memory is missing.
@@ -367,12 +369,12 @@ MEMORY_KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "me
 def batch_memory(
     deployment: TimedDeployment, groups: Sequence[tuple[int, int]], **options: Any
 ) -> Record:
-    """Return whether a batch of sequences fits, as a record with the keys of MEMORY_KEYS.
+    """Return whether a batch of sequences fits in the memory, as a record (dict) of five keys.
 
-    The keys are `fits`, `kv_budget_bytes` and `kv_needed_bytes` of one GPU, `max_num_seqs` of the
-    replica at the longest length of the batch, and `memory_note`. If the engine cannot run the
-    model, `memory_note` is its message, and the other keys are None. But `fits` is False if even
-    the stored data exceeds the memory, without any engine's padding.
+    The keys are `fits`; `kv_budget_bytes` and `kv_needed_bytes` of one GPU; `max_num_seqs`, the
+    sequences of the longest length that fit in the replica; and `memory_note`. If the engine cannot
+    run the model, `memory_note` is its message, and the other keys are None. But `fits` is False if
+    even the stored data exceeds the memory, without any engine's padding.
 
     Args:
         deployment: The deployment, with its engine.
@@ -402,13 +404,13 @@ def batch_memory(
 def pass_with_memory(
     deployment: TimedDeployment, records: list[Record], batch: Batch
 ) -> list[Record]:
-    """Return the records of `roofline`, where the last record also tells whether the batch fits.
+    """Return the records of a forward pass; the last also tells whether the batch fits in memory.
 
-    The last record is the total of the forward pass. It gets the keys of `batch_memory`.
+    The last record is the total of the pass. It gets the keys of `batch_memory`, such as `fits`.
 
     Args:
         deployment: The deployment, with its engine.
-        records: The records of `roofline`, one per operator and the total.
+        records: The records of `roofline`: one per operator, and the total.
         batch: The sequences of the forward pass.
     """
     groups = [(int(group.count), int(group.new + group.past)) for group in batch.groups]

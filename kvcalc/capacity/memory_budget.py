@@ -39,8 +39,7 @@ COLLECTIVE_BYTES = 2 * GIB
 
 
 class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """One GPU when the engine starts, with all inputs that determine the memory outside the KV
-    cache.
+    """The state of one GPU when the engine starts, which determines its memory outside the cache.
 
     Attributes:
         model: The model.
@@ -48,17 +47,18 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ranks: The parallelism.
         gpu: GPU model.
         stage: Index of the GPU's pipeline stage.
-        utilization_basis: Memory to which the utilization refers: "total", "free" or "remaining".
+        utilization_basis: Memory to which the engine's share refers: "total"; "free", without what
+            is in use before the weights load; or "remaining", what all other parts of memory leave.
         tokens: Maximum tokens of one forward pass.
-        sequences: Maximum sequences of one dp rank in a forward pass: max_num_seqs, but at most
-            `tokens`. An int or an array.
+        sequences: Maximum sequences of one data-parallel (dp) rank in a forward pass: max_num_seqs,
+            but at most `tokens`. An int or an integer array.
         options: The `FitOptions` of the request.
-        prompts: Sequences of one dp rank that must fit; an int or an array.
+        prompts: Sequences of one dp rank that must fit; an int or an integer array.
         release: The rules of the engine's version, in a class of this engine. None if the engine
             has no versions.
         cpu_experts: Number of first layers whose experts llama.cpp leaves in host memory.
         context: Tokens that one llama.cpp cache stores: of one slot, or of all slots if they share
-            a cache. An int or an array; 0 for other engines.
+            a cache. An int or an integer array; 0 for other engines.
         extra: Bytes of draft and prediction layers on this GPU, by name: "draft" or "mtp".
     """
 
@@ -83,13 +83,18 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def layers(self) -> Stage:
-        """Return the GPU's pipeline stage, which lists its layers."""
+        """Return the GPU's pipeline stage, as an object with the layers that the stage has.
+
+        It also tells whether the stage is the first or the last.
+        """
         return stages(self.model, self.ranks.pp)[self.stage]
 
     @cached_property
     def vision(self) -> Vision | None:
-        """Return the vision tower with the patches and tokens of the requested image size; None
-        without one."""
+        """Return the vision tower for images of the requested size; None if the model has none.
+
+        Its numbers of patches and tokens are those of one such image.
+        """
         tower = self.model.vision
         if not tower:
             return None
@@ -101,23 +106,27 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def stored_weights(self) -> int:
         """Return the bytes of the model's own weights on one GPU, in the formats of the checkpoint.
 
-        Draft and prediction layers do not count, nor what an engine adds when it loads the weights.
+        Draft and prediction layers do not count, nor padding and copies that an engine makes when
+        it loads the weights.
         """
         return stage_weight_bytes(self.model, self.layers, self.formats, self.ranks)
 
 
 class MemoryBreakdown(NamedTuple):
-    """Bytes of one GPU outside its KV cache.
+    """Bytes of one GPU outside its KV cache, by their use.
+
+    Fields of type Any are ints, or integer arrays with one element per evaluated case.
 
     Attributes:
         language: The model's own weights, in the formats of the checkpoint.
         extra: Other bytes loaded with the weights, by name, such as "vision tower".
-        activation: Peak of a forward pass; an int or an array.
-        overhead: Other memory of the engine, by name; ints or arrays.
-        startup: Memory in use before the engine measures the free memory, by name.
-        margin: Safety margin of the estimate, as a share of the GPU's memory. It is subtracted
-            from the KV cache budget; for the high estimate it is negative.
-        peak: Name of the start-up step that reaches `activation`; "" if unknown.
+        activation: Peak of a forward pass.
+        overhead: Other memory of the engine, by name, such as "CUDA graphs".
+        startup: Memory in use before the engine measures the free memory, by name, such as "CUDA
+            context".
+        margin: Safety margin of the estimate, as a share of the GPU's memory. It is subtracted from
+            the KV cache budget; for the high estimate it is negative.
+        peak: Name of the start-up step that reaches `activation`, such as "sampler"; "" if unknown.
         host: Bytes of weights in host memory. No other field includes them.
     """
 
@@ -146,14 +155,18 @@ class MemoryBreakdown(NamedTuple):
 
     @property
     def working_bytes(self) -> Any:
-        """Return the bytes of `activation` and `overhead` together."""
+        """Return the bytes of activations and other memory of the engine, such as CUDA graphs.
+
+        The result is an int, or an integer array.
+        """
         return self.activation + sum(self.overhead.values())
 
 
 class Budget(NamedTuple):
-    """Memory of one GPU in bytes: KV cache = share − weights − activation − overhead.
+    """How the memory of one GPU is divided: KV cache = share − weights − activation − overhead.
 
-    Fields of type Any are ints, or arrays with one element per evaluated case.
+    All fields are bytes, except the last. Fields of type Any are ints, or integer arrays with one
+    element per evaluated case.
 
     Attributes:
         memory: Memory of the GPU.
@@ -191,7 +204,7 @@ def budget(
     basis: str = "total",
     excludes_activations: bool = False,
 ) -> Budget:
-    """Return the memory budget of one GPU in bytes. Arrays of memories give arrays of budgets.
+    """Return how the memory of one GPU is divided, in bytes. Arrays of memories give arrays.
 
     The share of the memory that the process may use depends on the basis:
 
@@ -200,10 +213,10 @@ def budget(
     - "remaining" (TensorRT-LLM): the bytes of `terms`, plus ⌊rest · utilization⌋ for the cache. The
       rest is memory − startup − terms.
 
-    startup is the memory in use before the weights load.
+    startup is the memory in use before the weights load, such as the CUDA context.
 
     Args:
-        memory: Bytes of GPU memory.
+        memory: Bytes of GPU memory; an int or an integer array.
         utilization: Fraction of the memory that the engine may use, from 0 to 1.
         terms: Bytes outside the KV cache.
         basis: Memory to which the utilization refers: "total", "free" or "remaining".
@@ -227,10 +240,11 @@ def budget(
 def stated_memory(
     start: EngineStartup, estimate: str, has_graphs: bool = True
 ) -> MemoryBreakdown:
-    """Return the bytes that one GPU needs in addition to the KV cache.
+    """Return the bytes of one GPU outside the KV cache, from documented constants.
 
+    Engines without their own rule use this function as `Engine.memory`; others refine its result.
     Weights and activations of a forward pass are computed. Libraries, CUDA graphs, CUDA context and
-    the buffers of collectives are documented constants. If the engine's memory share (such as
+    the buffers of collectives are constants. If the engine's memory share (such as
     `gpu_memory_utilization`) is a share of the GPU's total memory, the CUDA context is left out,
     because the engine does not count it in its share.
 
@@ -256,7 +270,7 @@ def stated_memory(
 
 
 def collective_bytes(ranks: Parallelism) -> int:
-    """Return the bytes per GPU of the buffers of collectives, a constant; 0 on one GPU."""
+    """Return the bytes per GPU of the buffers of collectives (NCCL): 2 GiB, or 0 on one GPU."""
     return COLLECTIVE_BYTES if ranks.gpus > 1 else 0
 
 
@@ -277,14 +291,14 @@ def activation_peak(
 
     The peak is the inputs and outputs of the largest operator, plus the residual stream. For
     experts, the largest GEMM counts instead of the operator. Allocators and workspaces of an engine
-    need more, so prefer a measured size.
+    need more, so a measured size is better if there is one.
 
     Args:
         model: The model.
         precision: Formats of weights and activations.
         ranks: The parallelism.
-        tokens: Tokens of the prefill on one dp rank.
-        sequences: Prompts on one dp rank that share these tokens equally.
+        tokens: Tokens of the prefill on one data-parallel rank.
+        sequences: Prompts on one data-parallel rank that share these tokens equally.
         stage: Index of the pipeline stage.
     """
     sequences = max(1, min(sequences, tokens))
@@ -304,11 +318,16 @@ def activation_peak(
 
 
 def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
-    """Return the bytes of all multi-token-prediction layers on one GPU.
+    """Return the bytes of all multi-token-prediction (MTP) layers on one GPU.
 
     Each prediction layer has a decoder layer, a projection [2·D, D] and three norms. D is the
     hidden size. The projection is not sharded. Embedding and LM head are the model's own and do not
     count.
+
+    Args:
+        model: The model.
+        formats: Formats of the weights.
+        ranks: The parallelism.
 
     Raises:
         UserError: The model has no such layers.
@@ -345,6 +364,8 @@ Correction = Annotated[int, msgspec.Meta(ge=-MAX_BYTES, le=MAX_BYTES)]
 class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Corrections to the predicted memory of one GPU, from an engine's start-up log.
 
+    `diagnose --save` writes them to a file, and `fit --from-log` applies them.
+
     Attributes:
         engine: Name of the logged engine.
         gpu: Name of the logged GPU model.
@@ -375,11 +396,11 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     others_bytes: Correction = 0
 
     def apply(self, terms: MemoryBreakdown, start: EngineStartup) -> MemoryBreakdown:
-        """Return the predicted memory with the corrections of the log added. No corrected size is
-        below 0.
+        """Return the predicted memory with the corrections of the log. No size becomes negative.
 
-        The correction of the weights applies if number of parameters, weight format, tp and pp are
-        those of the log. Names of models are not compared.
+        The correction of the weights applies only if the number of parameters, the weight format,
+        and the tensor- and pipeline-parallel sizes are those of the log. Names of models are not
+        compared.
 
         Args:
             terms: The predicted bytes outside the KV cache.
@@ -398,7 +419,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def text(self) -> str:
-        """Return the corrections as the YAML file that `read_learned` reads."""
+        """Return the corrections as text in YAML, which `read_learned` can parse from a file."""
         lines = ["# Corrections from one start-up: bytes of one GPU, logged minus predicted."]
         for name, value in msgspec.structs.asdict(self).items():
             lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
@@ -406,7 +427,7 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_learned(path: str) -> LogCorrections:
-    """Parse the YAML file of corrections that `diagnose --save` writes.
+    """Parse the YAML file of memory corrections that `diagnose --save` writes.
 
     Raises:
         UserError: The file has another content.
@@ -421,15 +442,21 @@ def read_learned(path: str) -> LogCorrections:
 def replicated_data(
     model: Model, formats: Formats, ranks: Parallelism
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the weights and the cached rows of which several GPUs of a stage store a full copy.
+    """Return the weights and cached rows of which several GPUs of a stage store a full copy.
 
     An example is a KV head if there are fewer KV heads than tensor-parallel ranks. With
-    decode-context parallelism, each GPU stores the rows of other tokens, so a row has fewer copies.
+    decode-context parallelism, the GPUs store the rows of different tokens, so a row has fewer
+    copies.
+
+    Args:
+        model: The model.
+        formats: Formats of the weights.
+        ranks: The parallelism.
 
     Returns:
-        Two mappings. The first is the bytes on one GPU of each replicated weight, by its name. The
+        Two dicts. The first is the bytes on one GPU of each replicated weight, by its name. The
         second is the number of GPUs that store the same cached row, by the row's role, such as "k"
-        or "latent".
+        or "latent"; roles without copies are left out.
     """
     weights: dict[str, int] = {}
     for name, weight, count in model.walk() if ranks.tp > 1 else ():

@@ -38,15 +38,15 @@ SMALL_CACHES = (*EIGHT_BITS, "fp8_ds_mla", "q4_0", "nvfp4")
 
 
 class ConfigChange(msgspec.Struct, frozen=True, dict=True):
-    """A request with changes that may make it fit.
+    """A request with changes that may make it fit, such as a smaller cache format or more GPUs.
 
     Attributes:
         request: The capacity of the unchanged request.
         deployment: The changed deployment.
         options: The changed options of `fit`.
-        words: kvcalc options to type after the request.
-        cost: The disadvantage of the change, such as the published quality of a weight format. ""
-            for none.
+        words: kvcalc options to type after the request, such as ("--tp", "4").
+        cost: The disadvantage of the change as text, such as the published quality of a weight
+            format. "" for none.
     """
 
     request: Fit
@@ -57,16 +57,22 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @classmethod
     def of(cls, request: Fit) -> "ConfigChange":
-        """Return the request without any change, as the start of `changed`."""
+        """Return the request without any change. Call `changed` on the result to add changes.
+
+        Args:
+            request: The capacity of the request.
+        """
         return cls(request, request.requested, request.options)
 
     def changed(self, cost: str = "", **values: Any) -> "ConfigChange":
         """Return this request with further changes.
 
+        Example: `changed(tp=4)` doubles the GPUs of a request with tp 2.
+
         Args:
-            cost: The disadvantage of the changes; "" for none.
-            values: New values by name: ranks (`tp`), formats (`kv_cache_dtype`) or options of
-                `fit`.
+            cost: The disadvantage of the changes as text; "" keeps that of earlier changes.
+            values: New values by name: of the parallelism (`tp`), of the formats (`kv_cache_dtype`)
+                or of the options of `fit`.
 
         Raises:
             UserError: The values are invalid together.
@@ -87,8 +93,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def result(self) -> Fit | None:
-        """Return the capacity of the changed request; None if the engine cannot start with the
-        change.
+        """Return the capacity of the changed request; None if the engine cannot start with it.
 
         None is also the result if weights and working memory exceed the engine's share of the
         memory.
@@ -107,8 +112,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def sequences(self) -> int:
-        """Return how many sequences fit in the replica with the change; 0 if the engine cannot
-        start with it."""
+        """Return how many sequences fit in the replica with the change; 0 if it cannot start."""
         return self.result.sequences if self.result else 0
 
     @property
@@ -117,10 +121,10 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         return self.sequences >= self.options.requested_num_seqs
 
     def flags(self, model_name: str = "") -> str:
-        """Return the flags that the change adds to the engine's command line, as one text.
+        """Return the flags to add to or change in the engine's command line, as one text.
 
-        The text is "" if flags cannot express the change, for example because another checkpoint is
-        needed.
+        Example: "--tensor-parallel-size 4". The text is "" if flags cannot express the change, for
+        example because another checkpoint is needed.
 
         Args:
             model_name: The model's name as typed.
@@ -141,7 +145,8 @@ class Advice(NamedTuple):
     Attributes:
         missing: The missing memory, as a text such as "needs 80.00 GiB of KV cache, has 1.50 GiB".
         num_fitting: Sequences of the requested length that fit in the replica without a change.
-        fixes: Changes with which the request fits, by the options to type. Each was tried.
+        fixes: Changes with which the request fits, each of them tried. The keys are the words to
+            type, such as "--tp 4".
         num_gpus: GPUs of the request.
     """
 
@@ -152,7 +157,10 @@ class Advice(NamedTuple):
 
     @property
     def quality(self) -> str:
-        """Return the published quality of the formats in the changes, as one text; "" for none."""
+        """Return the disadvantages of the changes, such as published quality losses, as one text.
+
+        "" means that no change has a disadvantage.
+        """
         return "; ".join(change.cost for change in self.fixes.values() if change.cost)
 
     @property
@@ -175,10 +183,11 @@ def join_with_or(words: Sequence[str]) -> str:
 
 
 def smaller_cache(start: ConfigChange) -> ConfigChange | None:
-    """Return the request with an 8-bit KV cache: fp8, or q8_0 with llama.cpp.
+    """Return the request with an 8-bit KV cache: fp8, or q8_0 with llama.cpp. None if impossible.
 
     The result is None if the GPU has no fp8 matrix units and the engine needs fp8. It is also None
-    if the cache already has at most 8 bits, unless the options state dtypes of keys and values.
+    if the cache already has at most 8 bits, unless the options state separate data types of keys
+    and values.
 
     Args:
         start: The request, possibly with earlier changes.
@@ -198,18 +207,21 @@ def smaller_cache(start: ConfigChange) -> ConfigChange | None:
 
 
 def small_cache(result: Fit) -> ConfigChange | None:
-    """Return the request with an 8-bit KV cache, if more sequences fit with it; otherwise None."""
+    """Return the request with an 8-bit KV cache, if more sequences fit with it; otherwise None.
+
+    Args:
+        result: The capacity of the request.
+    """
     change = smaller_cache(ConfigChange.of(result))
     return change if change and change.sequences > result.sequences else None
 
 
 def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
-    """Yield the request with each smaller weight format that the engine can load, the largest
-    format first.
+    """Yield the request with each smaller weight format that the engine can load, largest first.
 
     A format must save at least 10% of the weights' bytes. fp8 is left out if the GPU has no fp8
-    matrix units. Nothing is yielded if the requested dtype is fp8, or for a GGUF file with an
-    engine other than llama.cpp.
+    matrix units, or if the weights are quantized already. Nothing is yielded if the requested dtype
+    is fp8, or for a GGUF file with an engine other than llama.cpp.
 
     Args:
         start: The request, possibly with earlier changes.
@@ -234,14 +246,14 @@ def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
 def first_fitting_changes(
     kinds: Iterable[Iterable[ConfigChange]], fits: Callable[[ConfigChange], Any]
 ) -> Iterator[ConfigChange]:
-    """Yield from each group of changes the first change that fits.
+    """Yield from each group of changes the first change that fits, so that advice stays short.
 
     A group without such a change yields nothing.
 
     Args:
         kinds: Groups of alternative changes, such as smaller formats or more GPUs. Each group
             begins with the change to prefer.
-        fits: Returns whether a change fits.
+        fits: Function that takes a change and returns whether it fits.
     """
     for changes in kinds:
         yield from islice(filter(fits, changes), 1)
@@ -256,7 +268,7 @@ def advice(
         result: The capacity of the request.
         model_name: The model's name as typed.
         as_command: Whether the request is an engine's command line. The advice then names the
-            engine's own flags.
+            engine's own flags instead of kvcalc's options.
         all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
     """
     if result.fits:
@@ -334,8 +346,8 @@ def wider_requests(
 ) -> Iterator[ConfigChange]:
     """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
-    The doubling ends as soon as the number is 64 (MAX_RANKS) or more. If experts are spread over
-    all GPUs of a stage, the new GPUs get experts too.
+    The last number is the first that is 64 or more. If experts are spread over all GPUs of a stage,
+    the new GPUs get experts too.
 
     Args:
         request: The request, possibly with earlier changes.

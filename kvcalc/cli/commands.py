@@ -42,14 +42,23 @@ FLAGS = {
 
 
 def function_of(command: str) -> Callable[..., Any]:
-    """Return the Python function that answers a command. Its module is imported only now."""
+    """Return the Python function that runs a command, such as "fit", and returns its answer.
+
+    The function's module is imported only now, because most calls need one command.
+    """
     module, _, name = ENTRIES[command]["run"].rpartition(".")
     run: Callable[..., Any] = getattr(import_module(f"kvcalc.{module}"), name)
     return run
 
 
 def parameters_of(command: str) -> list[Parameter]:
-    """Return the arguments and options of a command, without the options that help hides."""
+    """Return the visible arguments and options of a command, for help and completion.
+
+    Options that help hides are left out.
+
+    Args:
+        command: Name of the command, such as "fit".
+    """
     return [p for p in _all_parameters(command) if not p.option.is_hidden]
 
 

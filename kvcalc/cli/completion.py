@@ -35,11 +35,12 @@ class Word(NamedTuple):
 
 
 def answer(instruction: str) -> int:
-    """Answer a request of the shell, and return the exit status.
+    """Answer a request of the shell for completion on stdout, and return the exit status.
 
     Args:
-        instruction: `complete_SHELL` prints the words that may follow. `source_SHELL` prints the
-            completion script. SHELL is one of SHELLS.
+        instruction: `complete_SHELL` prints the words that may follow the typed words, which the
+            shell gives in environment variables. `source_SHELL` prints the completion script. SHELL
+            is `bash`, `zsh` or `fish`.
     """
     action, _, shell = instruction.partition("_")
     if action == "source":
@@ -57,7 +58,7 @@ def answer(instruction: str) -> int:
 
 
 def candidates(args: list[str], typed: str) -> list[Word]:
-    """Return the words that may complete a command line.
+    """Return the words that shell completion offers for an incomplete command line.
 
     Args:
         args: The words before the incomplete word, without `kvcalc`.
@@ -158,7 +159,7 @@ def show(shell: str = "") -> int:
     """Print the completion script of a shell, and return the exit status.
 
     Args:
-        shell: One of SHELLS; '' for the shell in the variable SHELL.
+        shell: `bash`, `zsh` or `fish`; '' for the shell in the environment variable SHELL.
     """
     from typer._completion_shared import get_completion_script
 
@@ -171,7 +172,7 @@ def install(shell: str = "") -> int:
     """Install the completion script of a shell, and return the exit status.
 
     Args:
-        shell: One of SHELLS; '' for the shell in the variable SHELL.
+        shell: `bash`, `zsh` or `fish`; '' for the shell in the environment variable SHELL.
     """
     from typer._completion_shared import install as install_script
 

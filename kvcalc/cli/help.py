@@ -32,7 +32,7 @@ SIMILARITY = 0.7  # a name that shares fewer letters is another word
 
 
 def first_steps() -> str:
-    """Return what `kvcalc` prints without words: five commands to try first."""
+    """Return what `kvcalc` prints if it is called without arguments: five commands to try first."""
     lines = [f"{line:<48}{text}" for line, text in FIRST_STEPS.items()]
     return "\n".join([*lines, f"{'kvcalc --help':<48}all commands"]) + "\n"
 
@@ -54,10 +54,10 @@ def general_help() -> str:
 
 
 def command_help(command: str, is_whole: bool) -> str:
-    """Return the help of a command.
+    """Return the text of `kvcalc COMMAND --help` or `--help-all`.
 
     Args:
-        command: Name of the command.
+        command: Name of the command, such as "fit".
         is_whole: Whether to list every option, as `--help-all` does. Otherwise a command with many
             options lists only the common ones.
     """
@@ -92,9 +92,12 @@ def _with_exit_status(lines: list[str], width: int) -> str:
 
 
 def panels(options: Iterable[Parameter]) -> dict[str, list[Parameter]]:
-    """Return the options by their heading in help, in the order of PANELS.
+    """Return options grouped by their heading in help, such as "Memory", in the order of help.
 
-    Common options have the first heading.
+    Common options are under the first heading, "Common options".
+
+    Args:
+        options: Options of a command.
     """
     groups: dict[str, list[Parameter]] = {panel: [] for panel in PANELS}
     for parameter in options:
@@ -113,7 +116,10 @@ def _row(name: str, text: str, width: int, indent: int) -> list[str]:
 
 
 def spelling(option: Parameter) -> str:
-    """Return an option as help writes it: all its names, and a placeholder such as TOKENS."""
+    """Return an option as help writes it: all its names, and a placeholder such as TOKENS.
+
+    Example: "--context TOKENS".
+    """
     names = ", ".join(option.names)
     return names if option.is_flag else f"{names} {option.placeholder}"
 
@@ -136,7 +142,9 @@ FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
 
 
 def parser_message(error: Any, command: str) -> str:
-    """Return the message of a parse error in one line: the problem, then the text to type.
+    """Return the message of a command line's parse error: the problem, then the text to type.
+
+    It is one line, such as "fit has no --user. Did you mean --users? …".
 
     Args:
         error: Exception of typer's parser.

@@ -21,7 +21,9 @@ TOOLS = ("size", "fit", "plan", "latency", "compare", "diagnose")
 
 
 def run() -> None:
-    """Serve commands as tools of the Model Context Protocol until stdin closes.
+    """Serve kvcalc's commands to AI assistants (Model Context Protocol) until stdin closes.
+
+    Requests arrive on stdin, answers go to stdout.
 
     Raises:
         UserError: The MCP Python SDK is not installed.
@@ -41,7 +43,10 @@ def run() -> None:
 
 
 def make_server() -> "Server":
-    """Return an MCP server whose tools are the commands in TOOLS."""
+    """Return a Model Context Protocol (MCP) server whose tools are six commands of kvcalc.
+
+    They are size, fit, plan, latency, compare and diagnose.
+    """
     from mcp.server.lowlevel import Server
     from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 
@@ -75,10 +80,10 @@ def make_server() -> "Server":
 
 
 def call(command: str, values: JsonObject) -> Any:
-    """Return the answer of a command.
+    """Run a command for an MCP tool call, and return its `Answer` (records and exit status).
 
     Args:
-        command: Name of the command.
+        command: Name of the command, such as "fit".
         values: Values of its options and arguments, by name.
 
     Raises:
@@ -91,7 +96,13 @@ def call(command: str, values: JsonObject) -> Any:
 
 
 def input_schema(command: str) -> JsonObject:
-    """Return the JSON Schema of a command's arguments and options, without hidden options."""
+    """Return the JSON Schema of a command's arguments and options, without hidden options.
+
+    An MCP client reads from it what the tool takes.
+
+    Args:
+        command: Name of the command, such as "fit".
+    """
     parameters = parameters_in(function_of(command))
     return {
         "type": "object",
@@ -116,7 +127,11 @@ def _option_schema(parameter: Parameter) -> JsonObject:
 
 
 def output_schema(command: str) -> JsonObject:
-    """Return the JSON Schema of what a tool returns: the records of its command."""
+    """Return the JSON Schema of what the MCP tool of a command returns: records and exit status.
+
+    Args:
+        command: Name of the command, such as "fit".
+    """
     schema = schema_of_command(command)
     properties = {"records": schema["anyOf"][-1], "exit_status": {"type": "integer"}}
     return {"type": "object", "properties": properties, "required": ["records"]} | {

@@ -26,7 +26,7 @@ Tokens = tuple[int, ...]
 
 
 class MeasureOptions(Question, frozen=True):
-    """The options of `measure`: what to measure, on which device, and how long.
+    """The options of `measure`, which times a model's layers or generation on this machine.
 
     Attributes:
         context, batch_size: Contexts in tokens and batch sizes; () means defaults for the device
@@ -36,12 +36,13 @@ class MeasureOptions(Question, frozen=True):
         threads: CPU threads; 0 for all free cores.
         seconds: Seconds per measurement; 0 for the default of the device.
         seed: Seed of random weights and inputs.
-        generate: Tokens to generate, with the cache and without, instead of single layers. 0
+        generate: Tokens to generate, with the KV cache and without, instead of single layers. 0
             measures layers.
-        prompt_len: Prompt tokens of generations.
-        phase: decode, prefill or both.
-        rows: CSV file to write with the measured rows; '' for none.
-        save_gpu: Name of a GPU preset to write with the measured ceilings; '' for none.
+        prompt_len: Prompt tokens of each generation.
+        phase: What to measure of layers: decode, prefill or both.
+        rows: CSV file to write with the measured times; '' for none.
+        save_gpu: Name of a GPU preset to write with the measured ceilings (FLOP/s and bytes/s); ''
+            for none.
         calibration: Whether to measure and fit the time models of a new GPU.
     """
 
@@ -67,13 +68,16 @@ def run(
     options: MeasureOptions,
     set_: list[str] = [],  # noqa: B006
 ) -> Answer:
-    """Time layers on this machine, and compare the times with the predictions.
+    """Run `kvcalc measure`: time layers on this machine, and compare with the predictions.
 
     Args:
         model: Name or file of the model; '' for a standard layer.
         variant: Attention variants to measure, such as `mla` or `gqa:4`.
         options: What to measure, on which device, and how long.
         set_: Changes of the model's fields, such as `layers=40`.
+
+    Returns:
+        The answer to print: records of the measurements, a sentence and the exit status.
     """
     from kvcalc.measure import require_torch
 

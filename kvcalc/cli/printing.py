@@ -11,11 +11,11 @@ from kvcalc.question.size_options import Output, Printing
 
 
 def print_answer(answer: Answer, output: Printing) -> int:
-    """Print an answer, draw its picture if requested, and return the command's exit status.
+    """Print a command's answer, draw its chart if requested, and return the exit status.
 
     Args:
-        answer: The answer.
-        output: Format of the output, and file of the picture.
+        answer: The answer: records, sentence, notes and chart.
+        output: Format of the output, and file of the chart.
     """
     for text in dict.fromkeys(answer._notes):
         note(text)

@@ -43,10 +43,10 @@ OUTSIDE_CACHE = ("activations", "libraries", "graphs")
 
 
 class MemoryItem(NamedTuple):
-    """One part of a GPU's memory, such as weights, in bytes of one GPU.
+    """One part of a GPU's memory, such as weights: logged and predicted bytes of one GPU.
 
     Attributes:
-        logged: Bytes that the log states; None if it states none.
+        logged: Bytes that the engine's start-up log states; None if it states none.
         predicted: Bytes that kvcalc predicts; None if it predicts none.
     """
 
@@ -62,7 +62,7 @@ class MemoryItem(NamedTuple):
 
 
 class Diagnosis(NamedTuple):
-    """A logged engine start and its prediction.
+    """An engine start from a log, and kvcalc's prediction of its memory.
 
     Attributes:
         boot: The logged start.
@@ -71,7 +71,7 @@ class Diagnosis(NamedTuple):
         plain: The same deployment on a GPU with the memory of the GPU preset.
         options: The options of `fit` that follow from the flags.
         predicted: The capacity by the engine's rules, without corrections from the log.
-        items: Memory items of one GPU, by their keys in ITEM_NAMES.
+        items: Memory items of one GPU, by key, such as "weights", "activations" and "cache".
         corrections: Logged minus predicted bytes of one GPU, for later calls of `fit`.
         remarks: Sentences to print.
     """
@@ -87,10 +87,10 @@ class Diagnosis(NamedTuple):
     remarks: tuple[str, ...]
 
     def logged(self, key: str) -> int | None:
-        """Return the logged bytes of a memory item; None if the log states none.
+        """Return the logged bytes of a memory item on one GPU; None if the log states none.
 
         Args:
-            key: A key of ITEM_NAMES.
+            key: Key of the item (of ITEM_NAMES), such as "weights" or "cache".
         """
         return self.items[key].logged if key in self.items else None
 
@@ -102,7 +102,8 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
         boot: The logged start.
         model: Name that replaces the model's name in the log; "" for none.
         gpu_name: Name that replaces the GPU's name in the log; "" for none.
-        overrides: Values that replace the flags in the log, by the option names in `engine_flags`.
+        overrides: Values that replace the flags in the log, by kvcalc's option names, such as
+            {"tp": 2}; None for none.
 
     Raises:
         UserError: vLLM ran its V0 engine. Or model or GPU are neither in the log nor in the

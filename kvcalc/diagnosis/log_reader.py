@@ -167,13 +167,13 @@ GPU_MAKERS = ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")
 
 @cache
 def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
-    """Return the compiled patterns of an engine's log lines, and of torch's failed allocations.
+    """Return the compiled patterns that read an engine's log lines and torch's memory errors.
 
     Each item is a pair: a text that every matching line contains, and the pattern. A search for the
-    text is faster, so it comes first.
+    text is faster, so callers do it first.
 
     Args:
-        engine: Name of the engine, a key of PATTERNS.
+        engine: Name of the engine: "vllm", "sglang" or "llama.cpp".
     """
     patterns = []
     for pattern in (*PATTERNS[engine], _TORCH, _TORCH_CAPACITY):
@@ -201,26 +201,27 @@ USUAL_GPUS = """
 
 
 class Boot(msgspec.Struct):
-    """One engine start in a log.
+    """What a log states about one start of an engine.
 
     Attributes:
         engine: Name of the engine, such as "vllm".
-        lines: Numbers of the first and the last line of the start.
+        lines: Numbers of the first and the last line of the start, from 1.
         gpu: The GPU's name; "" if unknown.
         version: The engine's version; "" if unknown.
         model: The model's name or path; "" if unknown.
-        title: The model's title in a GGUF file.
+        title: The model's title in a GGUF file; "" if unknown.
         file_type: The format of the weights in a GGUF file, such as "Q4_K - Medium".
         memory: Memory of one GPU in bytes; 0 if unknown.
-        flags: Values of the engine's flags, by the option names in `engine_flags`.
+        flags: Values of the engine's flags, by kvcalc's option names, such as {"tp": 2}.
         figures: Logged bytes of one GPU, by memory item, such as "weights".
         buffers: Bytes of llama.cpp's buffers, by memory item and name of the device.
         counts: Capacity of the KV cache, by unit: "tokens", "full_tokens" (SGLang's tokens of
             layers without a window) or "cells" (llama.cpp's slots of one token).
         failure: Why the start failed: no_blocks (no memory left for the cache), too_long (one
             sequence of the maximum length does not fit), occupied (less memory is free than the
-            engine's share), out_of_memory or weights. "" if the log states no failure.
-        has_started: Whether the engine started successfully.
+            engine's share), out_of_memory or weights (they do not fit). "" if the log states no
+            failure.
+        has_started: Whether the log says that the engine started successfully.
         is_v0: Whether vLLM ran its V0 engine.
         has_draft: Whether llama.cpp loaded a second model, as a draft.
         start_lines: Names of those log messages of this start that an engine writes once, at its
@@ -249,13 +250,13 @@ class Boot(msgspec.Struct):
         """Return the logged bytes of a memory item on one GPU; None if the log states none.
 
         Args:
-            name: A key of `figures`, such as "weights".
+            name: Key of the item in `figures`, such as "weights" or "cache".
         """
         return round(self.figures[name]) if name in self.figures else None
 
 
 def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
-    """Return the GPU of a log with the logged memory, and a remark for the user or "".
+    """Return the GPU model of a log, with the logged memory, and a remark for the user or "".
 
     If the log has no known name, the GPU preset with this memory is used, which the remark states.
 
@@ -288,8 +289,8 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
 def unified_memory(gpu: Gpu, free_bytes: float) -> int:
     """Return the total bytes of the smallest machine whose GPU may use at least `free_bytes`.
 
-    The memory of such a machine is unified: its GPU may use only a share of it. The sizes to choose
-    from are usual sizes from 8 to 512 GiB (MACHINE_GIB).
+    Such a machine, for example a Mac, has unified memory, and its GPU may use only a share of it.
+    The sizes to choose from are usual sizes from 8 to 512 GiB.
 
     Args:
         gpu: The GPU preset of the machine. Its memory is the largest possible result.
@@ -335,7 +336,9 @@ HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
 def read_boots(name: str) -> tuple[list[Boot], list[str]]:
-    """Return the engine starts of a log in order, and remarks on unread parts.
+    """Return the engine starts of a log in order, and remarks for the user on unread parts.
+
+    Only the last 50 starts are returned, from the first 64 MiB of the log.
 
     Args:
         name: Path of the log file; "-" for standard input.

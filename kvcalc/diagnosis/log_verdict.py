@@ -43,11 +43,11 @@ V0_ITEMS = "memory share weights activations libraries graphs cache"
 
 
 class Adviser(NamedTuple):
-    """Finds changes of a diagnosed start's flags with which the required users fit.
+    """Finds changes of a logged engine start's flags with which the required users fit.
 
     Attributes:
-        diagnosis: The diagnosed start.
-        users: Number of concurrent users that must fit.
+        diagnosis: The logged start and its prediction.
+        users: Number of concurrent users that must fit in the replica.
         tokens: Tokens of each user's sequence.
     """
 
@@ -57,12 +57,15 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """Return the diagnosed start on the GPU preset, without any change."""
+        """Return the logged start without any change, to which changes can be added.
+
+        Its GPU has the memory of the GPU preset.
+        """
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
     def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
-        """Return a changed start for which this number of users must fit.
+        """Return a changed start for which this number of users of this length must fit.
 
         With llama.cpp, the number is at least the slots of the start, because all slots are
         allocated.
@@ -80,7 +83,11 @@ class Adviser(NamedTuple):
     def fits(self, change: ConfigChange) -> bool:
         """Return whether the engine starts with a change and the required users fit.
 
-        Both must be true by the engine's rules, and by the rules with the corrections of the log.
+        Both must be true by the predicted memory, and by the prediction with the corrections of the
+        log.
+
+        Args:
+            change: The changed start.
         """
         corrections = self.diagnosis.corrections
         deployment = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
@@ -99,8 +106,13 @@ class Adviser(NamedTuple):
         return not is_total or corrected.result.budget.share <= free_bytes
 
     def advice(self, change: ConfigChange) -> AdviceRecord:
-        """Return the record of a change with which the users fit: its flags, cost and command
-        lines."""
+        """Return the record (dict) of a change: flags, cost, command lines and users that then fit.
+
+        If the required users do not fit at the start's max_model_len, the flags also lower it.
+
+        Args:
+            change: A change with which the required users fit.
+        """
         predicted, tokens, flags = self.diagnosis.predicted, self.tokens, change.flags()
         longest = max(change.options.max_model_len or predicted.length, tokens)
         started = self.with_users(change, self.users, longest)
@@ -119,12 +131,11 @@ class Adviser(NamedTuple):
         }
 
     def find_changes(self) -> list[AdviceRecord]:
-        """Return up to five changes of the command with which all users fit in the KV cache.
+        """Return up to five changes of the command line with which all required users fit.
 
-        Each is the smallest change of its kind that is enough.
-
-        Kinds are, for example, fewer tokens per pass or more GPUs. Changes of one flag come first.
-        If none helps, each kind is combined with a larger gpu_memory_utilization.
+        Each is the smallest change of its kind that is enough. Kinds are, for example, fewer tokens
+        per pass or more GPUs. Changes of one flag come first. If none helps, each kind is combined
+        with a larger gpu_memory_utilization.
         """
         kinds: Iterable[Iterable[ConfigChange]]
         kinds = chain([self.larger_shares(self.start)], self.changes())
@@ -143,15 +154,15 @@ class Adviser(NamedTuple):
         return changes[first : first + 1]
 
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
-        """Return a change to the smallest gpu_memory_utilization with which the users fit, or
-        nothing.
+        """Return a change to the smallest gpu_memory_utilization with which the users fit.
 
-        The values are multiples of 0.01 above the current value. They end at the share of the
-        memory that other processes leave free. If other processes made the start fail, return the
-        next smaller value instead.
+        The result is a list with this change, or an empty list. The values are multiples of 0.01
+        above the current value. They end at the share of the memory that other processes leave
+        free. If other processes made the start fail, the change is instead to the next smaller
+        value, because the engine then needs less free memory.
 
         Args:
-            start: The start, possibly with earlier changes.
+            start: The logged start, possibly with earlier changes.
         """
         options = start.options
         if options.engine == "llama.cpp" or options.kv_cache_memory_bytes:
@@ -167,11 +178,11 @@ class Adviser(NamedTuple):
         )
 
     def changes(self) -> Iterator[Iterable[ConfigChange]]:
-        """Yield one iterable of alternative changes for each kind, the smallest change first.
+        """Yield alternative changes of the start: one iterable per kind, the smallest change first.
 
         First come kinds that need less memory outside the KV cache, such as fewer tokens per pass.
         Kinds that change the deployment follow: cache format, layers on the host, GPUs, and weight
-        format.
+        format. The changes are not checked yet.
         """
         start, options, deployment = self.start, self.start.options, self.start.deployment
         is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
@@ -210,12 +221,11 @@ class Adviser(NamedTuple):
         yield smaller_weights(start)
 
     def longest_flag(self) -> str:
-        """Return the flag with the longest max_model_len, a multiple of 256, at which one sequence
-        fits.
+        """Return the flag with the longest max_model_len at which one sequence fits.
 
-        Example: "--max-model-len 8192". The sequence must fit by the engine's rules, and by the
-        rules with the corrections of the log. Return "" if no length fits, or if the logged maximum
-        fits.
+        Example: "--max-model-len 8192". The length is a multiple of 256. The sequence must fit by
+        the predicted memory, and by the prediction with the corrections of the log. Return "" if no
+        length fits, or if the logged maximum fits.
         """
         diagnosis = self.diagnosis
         length = diagnosis.options.max_model_len
@@ -239,14 +249,14 @@ def _halves(value: int, minimum: int) -> Iterator[int]:
 
 
 class DiagnosisSummary(NamedTuple):
-    """The printed sentences and the records of a diagnosed start.
+    """What `kvcalc diagnose` prints about an engine start in a log: sentences and records.
 
     Attributes:
         boot: The logged start.
         model: Name of the model.
         gpu: Name of the GPU model.
         gpus: Number of GPUs.
-        items: Memory items of one GPU, by their keys in ITEM_NAMES.
+        items: Logged and predicted bytes of one GPU, by memory item, such as "weights".
         outcome: Sentence: whether the engine started, and its KV cache or the missing memory.
         capacity: Text such as "users of 4,096 tokens: 13 logged, 14 predicted". Both count the
             sequences that fit in the replica.
@@ -255,7 +265,7 @@ class DiagnosisSummary(NamedTuple):
             without a prediction.
         command: The engine's command line; None without a prediction.
         remedy: Sentence with the flags that help; "" if none is needed.
-        changes: Records of the changes that help.
+        changes: Records (dicts) of the changes of flags that help.
         corrections: Logged minus predicted bytes of one GPU; None without a prediction.
     """
 
@@ -280,7 +290,9 @@ class DiagnosisSummary(NamedTuple):
         return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
-        """Return one record per memory item. The last record also has the summary.
+        """Return one record (dict) per memory item, with logged and predicted bytes of one GPU.
+
+        The last record also has what fits: the outcome, the sequences and the changes that help.
 
         Args:
             log: Name of the log file.
@@ -323,7 +335,7 @@ class DiagnosisSummary(NamedTuple):
 
 
 def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
-    """Return the summary of a start of vLLM's V0 engine. It has only logged sizes, no prediction.
+    """Return the summary of a start of vLLM's V0 engine: logged sizes without a prediction.
 
     Args:
         boot: The logged start.
@@ -355,10 +367,10 @@ def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
 
 
 def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> DiagnosisSummary:
-    """Return the summary of a diagnosed start, with changes that help if the users do not fit.
+    """Return the summary of a logged start, with changes that help if the users do not fit.
 
     Args:
-        diagnosis: The diagnosed start.
+        diagnosis: The logged start and its prediction.
         users: Number of concurrent users that must fit; 0 for one.
         context: Tokens of each user's sequence; 0 for the start's max_model_len.
     """

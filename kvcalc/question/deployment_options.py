@@ -11,7 +11,7 @@ AUTO = 0  # `--tp auto`
 
 
 def gpu_count(text: str, name: str, low: int = 1) -> int:
-    """Return the number of GPUs in a text.
+    """Parse a number of GPUs, such as "4", from an option's text.
 
     Args:
         text: The text.
@@ -32,7 +32,12 @@ def _tp(text: str, name: str) -> int:
 
 
 def lower(text: str, name: str) -> str:
-    """Return an option's text in lower case and without surrounding spaces. `name` is not used."""
+    """Return an option's text in lower case and without surrounding spaces.
+
+    Args:
+        text: The text.
+        name: Name of the option. It is not used, but the readers of all options take it.
+    """
     return text.strip().lower()
 
 
@@ -42,16 +47,17 @@ class ShardingOptions(Question, frozen=True):
     On the command line, data types, `quantization` and `tp` may be comma-separated lists.
 
     Attributes:
-        dtype: Data type of weights and compute; `auto` is as published.
-        kv_cache_dtype: Data type of the KV cache.
-        quantization: Format of quantized weights; '' for none or as published.
+        dtype: Data type of weights and compute; `auto` for that of the published checkpoint.
+        kv_cache_dtype: Data type of the KV cache; `auto` for the engine's or model's own.
+        quantization: Format of quantized weights, such as `awq`; '' for none, or for that of the
+            published checkpoint.
         set_: Changes of the model's fields, such as `layers=40`.
-        tp: GPUs for tensor parallelism; 0 is the text `auto`.
-        pp: GPUs for pipeline parallelism.
+        tp: GPUs for tensor parallelism; 0 (the text `auto`) tries 1, 2, 4 and 8.
+        pp: GPUs for pipeline parallelism: the number of stages.
         dp: Groups for data parallelism.
         ep: GPUs for expert parallelism.
         enable_expert_parallel: Whether the experts are spread over all tp · dp GPUs.
-        dcp: GPUs for decode context parallelism.
+        dcp: GPUs for decode-context parallelism.
     """
 
     dtype: str = "auto"
@@ -70,7 +76,8 @@ class PlacementOptions(ShardingOptions, frozen=True):
     """The GPUs on which a model is placed, with the options of `ShardingOptions`.
 
     Attributes:
-        gpu: Comma-separated GPU presets or files; `all`, or `auto` for this machine.
+        gpu: Comma-separated GPU presets or files; `all` for every preset, or `auto` for this
+            machine.
         memory: Usable memory of a GPU, such as `36GiB`; '' for the preset's.
         nodes: Number of nodes; 0 for as few as the interconnect allows.
         inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`; '' for the
@@ -86,9 +93,12 @@ class PlacementOptions(ShardingOptions, frozen=True):
 class EngineChoice(NamedTuple):
     """An engine, and the calibration that predicts its times.
 
+    A calibration has time models that were fitted to measurements. Datasheet bounds are the times
+    at the GPU's peak rates, which no engine reaches.
+
     Attributes:
-        engine: One of ENGINE_NAMES. With `none`, only the cache's content is counted, without an
-            engine's memory rules, and times are datasheet bounds.
+        engine: `vllm`, `sglang`, `trtllm`, `llama.cpp` or `none`. With `none`, only the cache's
+            content is counted, without an engine's memory rules, and times are datasheet bounds.
         calibration: Name or file of a calibration. '' means the engine's own, `datasheet` means
             datasheet bounds.
     """
@@ -100,15 +110,18 @@ class EngineChoice(NamedTuple):
 class DeploymentOptions(PlacementOptions, frozen=True):
     """How a model is deployed, and how its times are predicted.
 
+    A calibration has time models that were fitted to measurements. Datasheet bounds are the times
+    at the GPU's peak rates, which no engine reaches.
+
     Attributes:
-        engine: One of ENGINE_NAMES.
+        engine: `vllm`, `sglang`, `trtllm`, `llama.cpp` or `none` (without an engine's rules).
         engine_version: Version of the engine; '' for the latest.
         bounds: Whether times are datasheet bounds instead of predictions.
         calibration: Name or file of a calibration; '' for the engine's own.
-        calibration_from: GPU whose calibration is scaled to this GPU; '' for none.
+        calibration_from: GPU model whose calibration is scaled to this GPU; '' for none.
         mixed: Has no effect. Old scripts may use it.
         stack: Former option for engine or calibration; see `engine_choice`.
-        mla_form: Form of latent attention: auto, absorbed or expanded.
+        mla_form: Form of latent attention (MLA): auto, absorbed or expanded.
     """
 
     engine: Annotated[str, lower] = "vllm"
@@ -126,19 +139,22 @@ class DeploymentOptions(PlacementOptions, frozen=True):
 
     @property
     def choice(self) -> EngineChoice:
-        """Return the engine, and the calibration that predicts its times."""
+        """Return the engine, and the calibration (fitted time models) that predicts its times."""
         return engine_choice(self.engine, self.calibration, self.bounds, self.stack)
 
 
 def engine_choice(engine: str, calibration: str, bounds: bool, stack: str) -> EngineChoice:
     """Return the engine and the calibration that options name.
 
+    A calibration has time models that were fitted to measurements. Datasheet bounds are the times
+    at the GPU's peak rates.
+
     Args:
         engine: Value of `--engine`.
         calibration: Value of `--calibration`: a name or a file; '' for the engine's own.
         bounds: Whether `--bounds` is given, so that times are datasheet bounds.
-        stack: Value of the former option `--stack`. `datasheet` means `--bounds`, an engine's name
-            means `--engine`, any other value means `--calibration`.
+        stack: Value of the former option `--stack`; '' if not given. `datasheet` means `--bounds`,
+            an engine's name means `--engine`, any other value means `--calibration`.
 
     Raises:
         UserError: `--bounds` and `--calibration` are both given.

@@ -22,12 +22,13 @@ class EngineSettings(Question, frozen=True):
 
     Attributes:
         block_size: Tokens of a KV cache block; 0 for the engine's own.
-        max_num_batched_tokens: Tokens of one pass (llama.cpp: its micro-batch).
+        max_num_batched_tokens: Tokens of one forward pass (llama.cpp: its micro-batch).
         max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
-        num_speculative_tokens: Draft tokens per pass that verifies them.
+        num_speculative_tokens: Draft tokens per forward pass that verifies them; 0 without a draft.
         mamba_cache_mode: "none" or "align". With "align", prefix caching stores a second page of
             the recurrent state per sequence, and `mamba_checkpoint_blocks` further pages.
-        mamba_checkpoint_blocks: Number of these further pages.
+        mamba_checkpoint_blocks: Number of further pages of the recurrent state per sequence with
+            "align".
         mamba_ssm_cache_dtype: Data type of recurrent states; "" for the choice of model and engine.
         hybrid: Whether layers with windows free the memory of tokens outside the window.
         kv_unified: Whether llama.cpp's sequences share one cache.
@@ -58,38 +59,42 @@ class EngineSettings(Question, frozen=True):
 
     @property
     def in_flight(self) -> int:
-        """Return the number of tokens in passes that are scheduled but not done.
+        """Return the tokens of all forward passes that are scheduled but not done.
 
-        It is max_num_batched_tokens · max_in_flight_batches.
+        Layers with a sliding window reserve cache for them. The number is max_num_batched_tokens ·
+        max_in_flight_batches.
         """
         return self.max_num_batched_tokens * self.max_in_flight_batches
 
 
 class FitQuestion(EngineSettings, frozen=True):
-    """Options of `fit`, with the settings of engines.
+    """The options of `fit`: the requested sequences, the engine and its settings.
 
     0, "" and None leave a choice to the engine or the model.
 
     Attributes:
         engine, engine_version: Engine, and its version; "" for the latest.
-        max_model_len: Tokens of each sequence.
+        max_model_len: Tokens of each sequence; 0 for the model's maximum.
         max_num_seqs: Sequences of the whole replica for which the engine is set up, and which must
             fit. None means the engine's default; then one sequence must fit.
-        require: Sequences that must fit, if this is more than `max_num_seqs`.
-        users: Sequences that must fit, instead of `max_num_seqs`.
-        from_log: File of overheads that `diagnose --save` measured.
-        budget: Estimate of the KV cache budget that decides what fits: low, middle or high. "" is
-            low if `require` is set, else middle.
+        require: Sequences that must fit even in the cautious (low) estimate, if this is more than
+            `max_num_seqs`.
+        users: Sequences of the whole replica that must fit, instead of `max_num_seqs`.
+        from_log: File of memory corrections that `diagnose --save` wrote.
+        budget: Estimate of the KV cache budget that decides what fits: low (cautious), middle or
+            high. "" is low if `require` is set, else middle.
         enforce_eager: Whether the engine runs without CUDA graphs and compilation.
-        max_loras: Slots for LoRA adapters of `max_lora_rank`.
-        limit_mm_per_prompt: Maximum items of each modality in a prompt, as `image=0` or in JSON.
+        max_loras: Slots for LoRA adapters.
+        max_lora_rank: Largest rank of an adapter, for which each slot is reserved.
+        limit_mm_per_prompt: Maximum images and videos in a prompt, as `image=0` or in JSON.
         gpu_memory_utilization: Share of the GPU memory for the engine, above 0 and at most 1.
         utilization_of: Memory that `gpu_memory_utilization` refers to: total, free after context
             and collectives, or remaining after all other parts of memory.
-        max_num_batched_tokens, max_in_flight_batches, num_speculative_tokens: As in
-            `EngineSettings`.
+        max_num_batched_tokens: Tokens of one forward pass (llama.cpp: its micro-batch).
+        max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
+        num_speculative_tokens: Draft tokens per forward pass that verifies them.
         kv_cache_memory_bytes: Bytes of the cache per GPU, instead of the computed budget.
-        num_gpu_blocks_override: Number of KV cache blocks, instead of the computed number.
+        num_gpu_blocks_override: Number of KV cache blocks per GPU, instead of the computed number.
         memory_in_use: Bytes of each GPU that other processes use.
         weight_bytes, activation_bytes, overhead_bytes: Bytes per GPU that replace the computed
             weights, activations and overhead.
@@ -97,8 +102,8 @@ class FitQuestion(EngineSettings, frozen=True):
         mtp: Whether the multi-token prediction layers are loaded.
         draft: Name of a draft model.
         cpu_offload_gb: GiB of each GPU's weights in CPU memory.
-        disk_bandwidth: Bytes per second to read weights; 0 if unknown.
-        kv_offloading_bytes: Bytes of host memory for the cache, per GPU.
+        disk_bandwidth: Bytes per second at which weights are read from disk, for the loading time.
+        kv_offloading_bytes: Bytes of host memory for more KV cache, per GPU.
     """
 
     engine: Annotated[str, lower] = "vllm"
@@ -133,11 +138,11 @@ class FitQuestion(EngineSettings, frozen=True):
 
 
 class StudyOptions(Question, frozen=True):
-    """Lengths of requests, for which `fit` computes the waste of memory allocators.
+    """Lengths of example requests, for which `fit` computes the waste of memory allocators.
 
     Attributes:
-        lengths: List of tokens per sequence such as `5,3,4`, a file, or a distribution such as
-            `lognormal:MEAN,P99`; '' for no study.
+        lengths: Tokens of each request, as a list such as `5,3,4`, a file, or a distribution such
+            as `lognormal:MEAN,P99`; '' for no study.
         seed: Seed of random lengths and of the simulated allocator.
     """
 

@@ -49,21 +49,23 @@ Tokens = Annotated[int, parse_tokens]
 
 
 class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An entry of `options.json` about an option or an argument.
+    """How one option or argument appears on the command line: an entry of `options.json`.
 
     Attributes:
         help: One phrase of at most 70 characters that needs no other line to be understood.
         names: Names, separated by blanks, the longest first. If empty, the name follows from the
             field. `--on/--off` is a flag that can be switched off. `/--off` can only switch off.
-        takes: Placeholder of the value in help. If empty, it follows from the type.
-        panel: The group in `--help-all`, one of PANELS.
+        takes: Placeholder of the value in help, such as TOKENS. If empty, it follows from the type.
+        panel: Heading of the option in `--help-all`, such as "Memory".
         is_common: Whether `--help` shows the option.
         choices: All valid values; () if values are not limited to a list.
-        words: Values that shell completion offers, or the name of a list that completion knows.
-        called: Names that other tools give the option, without dashes, for suggestions.
-        list_order: 0 if the option takes no list. Otherwise a list makes one question per item.
-            With several lists, the list with the smallest number changes fastest.
-        min, max: Smallest and largest number. Without a `max`, there are no limits.
+        words: Values that shell completion offers, or the name of a list that completion fills in,
+            such as "models".
+        called: Names that other tools give the option, without dashes and separated by blanks, for
+            suggestions.
+        list_order: 0 if the option takes no list. Otherwise each item of a list makes a separate
+            question. With several lists, the list with the smallest number changes fastest.
+        min, max: Smallest and largest number. If `max` is 0, there are no limits.
         is_output: Whether the value is a file to write.
         is_hidden: Whether help and completion leave the option out.
     """
@@ -84,9 +86,10 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Base class of questions. A question is a group of options that belong together.
+    """Base class of groups of options that belong together, such as the options of `latency`.
 
-    Its fields are the options. It raises UserError if a value is outside the option's limits.
+    Each field of a subclass is one option. The constructor raises UserError if a value is outside
+    the option's limits.
     """
 
     def __post_init__(self) -> None:
@@ -96,15 +99,15 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Parameter(NamedTuple):
-    """An option or argument of a question or a command.
+    """An option or argument of a command or of a question (a class with a group of options).
 
     Attributes:
         name: Name of the field or of the function's parameter.
         type: Type of the value.
         default: Default value; `inspect.Parameter.empty` if a value is required.
-        option: Entry of `options.json`.
+        option: Help text, names and limits of the option, from `options.json`.
         parse: Function of a text and the option's name that returns the value or raises UserError.
-            Without it, the text is converted to `type`.
+            If it is None, the text is converted to `type`.
         is_argument: Whether it is a word without a name, such as MODEL.
     """
 
@@ -132,19 +135,22 @@ class Parameter(NamedTuple):
 
     @property
     def is_tuple(self) -> bool:
-        """Return whether the value is a tuple, which the user writes as a comma-separated list."""
+        """Return whether the value is a tuple, which the user types as a comma-separated list."""
         return get_origin(self.type) is tuple
 
     @property
     def is_text(self) -> bool:
-        """Return whether typer passes the value on as text, so that `read` converts it."""
+        """Return whether the command line leaves the value as text, which `read` converts later.
+
+        Otherwise typer (the command-line parser) converts the value.
+        """
         return bool(self.parse or self.option.list_order or self.is_tuple)
 
     @property
     def declarations(self) -> list[str]:
         """Return the option's names in the form that typer takes; empty for an argument.
 
-        `--on/--off` is one item.
+        Example: ["--tensor-parallel-size", "--tp"]. `--on/--off` is one item.
         """
         usual = "--" + self.name.strip("_").replace("_", "-")
         names = [] if self.is_argument else (self.option.names or usual).split()
@@ -166,8 +172,11 @@ class Parameter(NamedTuple):
     def check(self, value: Any) -> None:
         """Check that a value is one of the option's choices and within its limits.
 
+        Args:
+            value: The value, already in the option's type. The default is always valid.
+
         Raises:
-            UserError: It is not.
+            UserError: The value is invalid.
         """
         if self.is_tuple and isinstance(value, tuple):
             for item in value:
@@ -189,6 +198,9 @@ class Parameter(NamedTuple):
         """Return whether a given value means that the option keeps its default.
 
         None always does. The text "" does if the default is 0, "" or None.
+
+        Args:
+            value: The value from the command line or from Python.
         """
         return value is None or (isinstance(value, str) and not value and not self.default)
 
@@ -196,7 +208,8 @@ class Parameter(NamedTuple):
         """Return a given value in the type of the option.
 
         Args:
-            value: A text as on the command line, or a Python value.
+            value: A text as on the command line, or a Python value. For a tuple, a comma-separated
+                text or a list.
 
         Raises:
             UserError: The value has an invalid form, or is a list although the option takes one
@@ -212,7 +225,7 @@ class Parameter(NamedTuple):
         return self.read_item(value)
 
     def read_item(self, value: Any) -> Any:
-        """Return a value in the type of the option, or of the items if the option takes a list.
+        """Return one value in the type of the option, or of its items if the option takes a list.
 
         Args:
             value: A text as on the command line, or a Python value. It is a single item.
@@ -243,10 +256,10 @@ def _entries() -> dict[str, dict[str, Any]]:
 
 
 def option_of(owner: Any, name: str) -> Option:
-    """Return the entry of `options.json` for an option.
+    """Return how an option appears on the command line: its entry of `options.json`.
 
-    The entry `NAME` is for all questions and commands. If there is an entry `OWNER.NAME`, it
-    replaces those values of the entry `NAME` that it gives.
+    The entry `NAME` is for all questions and commands. An entry `OWNER.NAME` replaces those values
+    that it states.
 
     Args:
         owner: Question class, or function of a command. OWNER is the name of the class or of one of
@@ -268,8 +281,8 @@ def option_of(owner: Any, name: str) -> Option:
 def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
     """Return the options and arguments of a command's function, or the options of a question class.
 
-    If a parameter of the function is a question, the list has the options of the question instead.
-    Parameters that are not keyword-only are arguments.
+    A question is a class with a group of options. If a parameter of the function is a question, the
+    list has the question's options instead. Parameters that are not keyword-only are arguments.
 
     Args:
         run: The function or the class.
@@ -295,9 +308,12 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
 
 
 def question_in(annotation: Any) -> type[Question] | None:
-    """Return the question class (a group of options) in a type annotation, or None.
+    """Return the question class (a group of options) in a type annotation; None if there is none.
 
     For a question class Q, annotations are `Q`, `list[Q]` or `Annotated[dict, Q]`.
+
+    Args:
+        annotation: Type annotation of a function's parameter.
     """
     spec = get_args(annotation)[-1] if get_args(annotation) else annotation
     return spec if isinstance(spec, type) and issubclass(spec, Question) else None
@@ -306,7 +322,8 @@ def question_in(annotation: Any) -> type[Question] | None:
 def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keyword arguments with which to call a command's function.
 
-    If a parameter is annotated with a question class Q, the argument depends on the annotation:
+    A question is a class with a group of options. If a parameter is annotated with a question class
+    Q, the argument depends on the annotation:
 
     - `Q`: one question
     - `list[Q]`: a question for each combination of the lists in the values
@@ -314,7 +331,7 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
 
     Args:
         run: Function of the command.
-        values: Given values of the options, by name.
+        values: Given values of the options, by name; texts as typed, or Python values.
 
     Raises:
         UserError: A value is invalid.
@@ -342,7 +359,9 @@ Spec = TypeVar("Spec", bound=Question)
 
 
 def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
-    """Return a question with the given values. The value None keeps an option's default.
+    """Return one question (a group of options) with the given values, and defaults for the rest.
+
+    The value None keeps an option's default.
 
     Args:
         spec: Class of the question.
@@ -356,7 +375,7 @@ def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
 
 
 def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
-    """Return a question for each combination of the lists in the values.
+    """Return a question (group of options) for each combination of the lists in the values.
 
     The option with `list_order` 1 changes fastest. Example: context 1k,2k and batch_size 1,8 give
     (1024, 1), (2048, 1), (1024, 8), (2048, 8).
@@ -366,7 +385,7 @@ def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
         values: Texts or Python values of the options, by name.
 
     Raises:
-        UserError: A value is invalid, or there are more than MAX_QUESTIONS combinations.
+        UserError: A value is invalid, or there are more than 250,000 combinations.
     """
     lists = {}
     for p in sorted(_typed_parameters(spec, values), key=lambda p: -p.option.list_order):
@@ -410,6 +429,8 @@ def items_of(value: Any, name: str = "list") -> list[Any]:
 def check_number(name: str, limit: int, *lists: Sequence[Any]) -> None:
     """Check that lists of options do not have too many combinations.
 
+    Example: lists of 3 and 4 items have 12 combinations.
+
     Args:
         name: Plural noun for the combinations in the error message, such as `rows`.
         limit: Maximum number of combinations.
@@ -424,7 +445,7 @@ def check_number(name: str, limit: int, *lists: Sequence[Any]) -> None:
 
 
 def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
-    """Check that given names are names of options.
+    """Check that given names are names of options, or of another list.
 
     Args:
         names: The given names.
@@ -445,7 +466,7 @@ def spelled(name: str) -> str:
 
 
 def tokens_or_none(text: str, name: str) -> int:
-    """Return the number of tokens in a text such as `4k`; 0 is allowed.
+    """Parse a number of tokens from a text such as `4k` (4096); 0 is allowed and means none.
 
     Args:
         text: The text.
@@ -458,7 +479,7 @@ def tokens_or_none(text: str, name: str) -> int:
 
 
 def bytes_or_none(text: str, name: str) -> int:
-    """Return the number of bytes in a text such as `4GiB`; 0 is allowed.
+    """Parse a number of bytes from a text such as `4GiB`; 0 is allowed and means none.
 
     Args:
         text: The text.
@@ -471,15 +492,15 @@ def bytes_or_none(text: str, name: str) -> int:
 
 
 def host_bytes(text: str, name: str) -> int:
-    """Return the number of bytes in a text such as `40GiB`, for an option about a large memory.
+    """Parse bytes from a text such as `40GiB`, for options about a large memory.
 
     Args:
-        text: The text.
+        text: The text; "0" is allowed.
         name: Name of the option, for the error message.
 
     Raises:
-        UserError: The text is not a number of bytes. Or it has no unit and is below
-            MIN_HOST_BYTES, as `40` is, because the user probably means GiB.
+        UserError: The text is not a number of bytes. Or it has no unit and is below 1 MiB, as `40`
+            is, because the user probably means GiB.
     """
     size = bytes_or_none(text, name)
     if 0 < size < MIN_HOST_BYTES and text.strip().isdigit():
@@ -488,7 +509,7 @@ def host_bytes(text: str, name: str) -> int:
 
 
 def seconds_or_none(text: str, name: str) -> float:
-    """Return the seconds in a text such as `50ms`; 0 is allowed and means that no time is set.
+    """Parse seconds from a text such as `50ms` (0.05); 0 is allowed and means that no time is set.
 
     Args:
         text: The text.
@@ -501,7 +522,7 @@ def seconds_or_none(text: str, name: str) -> float:
 
 
 def memory_share(text: str, name: str) -> float:
-    """Return the share of memory in a text, such as 0.9.
+    """Parse a share of memory, such as 0.9.
 
     Args:
         text: The text.
@@ -517,7 +538,7 @@ def memory_share(text: str, name: str) -> float:
 
 
 def parse_number(text: str, name: str) -> float:
-    """Return the number in a text.
+    """Parse a decimal number that is not negative, such as "2.5".
 
     Args:
         text: The text.

@@ -16,12 +16,12 @@ SEQUENCE_COUNTS = (
 
 
 class RequestLengths(msgspec.Struct, frozen=True):
-    """Numbers of tokens of a request.
+    """Numbers of tokens of one request.
 
     Attributes:
         prompt: Tokens before the first output token.
         context: Tokens of the sequence at the end of the request.
-        output: Output tokens; 0 if unknown. If unknown, a step is timed at the full context.
+        output: Output tokens; 0 if unknown. Decode steps are then timed at the full context.
         cached: Leading tokens of the prompt that are in a prefix cache.
     """
 
@@ -34,22 +34,24 @@ class RequestLengths(msgspec.Struct, frozen=True):
     def middle(self) -> int:
         """Return the tokens of the sequence when half of the output is generated.
 
-        If the output length is unknown, return `context`.
+        Decode steps are timed at this length. If the output length is unknown, return `context`.
         """
         return self.prompt + max(1, self.output // 2) if self.output else self.context
 
 
 class Requirement(Question, frozen=True, kw_only=True):
-    """The load of a plan, and its targets for latency and throughput. 0 means not given.
+    """The load that `plan` must serve, and its targets for latency and throughput.
+
+    0 means not given.
 
     Attributes:
         users: Concurrent sequences over all replicas.
         context: Tokens of each request; alternatively, input_len and output_len.
         input_len: Prompt tokens of each request.
         output_len: Output tokens of each request.
-        rate: Requests per second, instead of users.
-        max_ttft: Maximum seconds to the first token.
-        max_tpot: Maximum seconds per further token.
+        rate: Requests per second over all replicas, instead of users.
+        max_ttft: Maximum seconds to the first token (TTFT).
+        max_tpot: Maximum seconds per further token (TPOT).
         min_throughput: Minimum output tokens per second of all replicas.
         prefix_hit_rate: Share of each prompt that is in a prefix cache, from 0 to below 1.
     """
@@ -106,16 +108,20 @@ class Requirement(Question, frozen=True, kw_only=True):
 
     @property
     def time_limits(self) -> dict[str, float]:
-        """Return the latency targets in seconds, by `ttft` and `tpot`.
+        """Return the latency targets in seconds, by name: `ttft` and `tpot`.
 
-        Targets that are not given are left out.
+        `ttft` is the time to the first token, `tpot` the time per further output token. Targets
+        that are not given are left out.
         """
         limits = {"ttft": self.max_ttft, "tpot": self.max_tpot}
         return {time: limit for time, limit in limits.items() if limit}
 
     @property
     def lengths(self) -> RequestLengths:
-        """Return the numbers of tokens of each request, such as its prompt and output tokens."""
+        """Return the numbers of tokens of each request, such as its prompt and output tokens.
+
+        They follow from `input_len` and `output_len`, or from `context`.
+        """
         prompt = self.context or self.input_len
         return RequestLengths(
             prompt=prompt,
@@ -128,8 +134,11 @@ class Requirement(Question, frozen=True, kw_only=True):
         """Return the numbers of concurrent sequences per replica that `plan` tries.
 
         If `users` are given, they are divided by each number of replicas up to `max_replicas`.
-        Example: 10 users and at most 3 replicas give 10, 5 and 4. Otherwise, SEQUENCE_COUNTS are
-        tried.
+        Example: 10 users and at most 3 replicas give 10, 5 and 4. Otherwise, 18 fixed numbers from
+        1 to 1024 are tried.
+
+        Args:
+            max_replicas: Maximum number of replicas.
         """
         if not self.users:
             return set(SEQUENCE_COUNTS)
@@ -153,16 +162,23 @@ class SpaceOptions(Question, frozen=True):
         tp, pp, ep: GPUs of a replica for tensor, pipeline and expert parallelism.
         dp: Data-parallel groups of a replica.
         nodes: Number of nodes; 0 for as few as the interconnect allows.
-        inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`.
+        inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`; '' for the
+            preset's.
         dtype, kv_cache_dtype, quantization: Data types of weights and cache, and weight formats.
-        engine, engine_version, bounds, calibration, calibration_from, mixed, stack: As in
-            `DeploymentOptions`.
+        engine: `vllm`, `sglang`, `trtllm`, `llama.cpp` or `none` (without an engine's rules).
+        engine_version: Version of the engine; '' for the latest.
+        bounds: Whether times are datasheet bounds (at the GPU's peak rates) instead of predictions.
+        calibration: Name or file of a calibration (time models fitted to measurements); '' for the
+            engine's own.
+        calibration_from: GPU model whose calibration is scaled to the other GPUs; '' for none.
+        mixed: Has no effect. Old scripts may use it.
+        stack: Former option for engine or calibration; see `engine_choice`.
         gpu_memory_utilization: Share of GPU memory for the engine; 0 for the engine's default.
-        max_num_batched_tokens: Tokens of one pass; 0 for the engine's default.
+        max_num_batched_tokens: Tokens of one forward pass; 0 for the engine's default.
         enforce_eager: Whether the engine runs without CUDA graphs and compilation.
-        draft: Drafts for speculative decoding; () for none.
-        num_speculative_tokens: Draft tokens per step.
-        acceptance_rate: Shares of draft tokens that are accepted.
+        draft: Drafts for speculative decoding: a model, `layers=N` or `mtp`; () for none.
+        num_speculative_tokens: Draft tokens per decode step.
+        acceptance_rate: Shares of draft tokens that are accepted, from 0 to 1.
         disaggregate: Whether to try prefill on separate replicas too.
         price_per_hour: Price of a GPU per hour, as `2.5`, or for each GPU model as `h100=2.5`.
     """

@@ -27,9 +27,9 @@ def check_draft(draft: str, num_tokens: int, acceptance: float | None) -> None:
     """Check that options of speculative decoding are given only with a draft.
 
     Args:
-        draft: Name of the draft; '' for none.
+        draft: Draft: a model's name, `layers=N` or `mtp`; '' for none.
         num_tokens: Draft tokens per step; 0 if not given.
-        acceptance: Share of draft tokens that is accepted; None if not given.
+        acceptance: Share of draft tokens that is accepted, from 0 to 1; None if not given.
 
     Raises:
         UserError: One of the options is given without a draft.
@@ -48,11 +48,13 @@ class LatencyOptions(Question, frozen=True):
         output_len: Output tokens of each request.
         batch_size: Number of concurrent requests.
         no_cache: Whether to time the same generation without a KV cache too.
-        head: Positions of the LM head without a cache: `last` or `all`.
+        head: Positions for which the LM head is computed without a cache: `last` or `all`.
         prefix_len: Leading prompt tokens that are cached already.
         max_num_batched_tokens: Tokens per prefill chunk; 0 for the whole prompt.
-        draft: Draft for speculative decoding: a model, `layers=N` or `mtp`; '' for none.
-        num_speculative_tokens: Draft tokens per step; 0 for the fastest number. Needs a draft.
+        draft: Draft for speculative decoding: a model, `layers=N` (the target's first N layers) or
+            `mtp`; '' for none.
+        num_speculative_tokens: Draft tokens per decode step; 0 for the fastest number. Needs a
+            draft.
         acceptance_rate: Share of draft tokens that is accepted; None for 0.8. Needs a draft.
         cpu_offload_gb: GiB of each GPU's weights in CPU memory.
         price_per_hour: Price of one GPU per hour; 0 if unknown.
@@ -85,7 +87,10 @@ class LatencyOptions(Question, frozen=True):
 
     @property
     def chunks(self) -> int:
-        """Return the number of complete prefill chunks of the prompt."""
+        """Return the number of full prefill chunks of the prompt, without a shorter last chunk.
+
+        It is `input_len` ÷ `max_num_batched_tokens`, rounded down; 1 if the prompt is not chunked.
+        """
         return self.input_len // (self.max_num_batched_tokens or self.input_len)
 
     @property
@@ -100,7 +105,7 @@ class LatencyOptions(Question, frozen=True):
 
 
 def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
-    """Check that a request does not need too many passes to be timed.
+    """Check that a request does not need too many forward passes to be timed in reasonable time.
 
     Args:
         name: Plural noun for the passes in the error message, such as `chunks of the prompt`.
@@ -175,13 +180,14 @@ class Workload(Question, frozen=True):
     def kind(self) -> str:
         """Return which client sends the requests: `open`, `closed`, `inferencex` or `aiperf`.
 
-        An open client sends requests without waiting for answers. A closed client waits for each.
+        An open client sends requests without waiting for answers. A closed client waits for each
+        answer before its next request. The other two are benchmark programs.
         """
         return self.client or (CLOSED if self.max_concurrency else OPEN)
 
     @property
     def is_open(self) -> bool:
-        """Return whether requests arrive over time without waiting for answers.
+        """Return whether requests arrive over time, without clients that wait for answers.
 
         Return False if clients wait for answers, or if all requests arrive at time 0.
         """
@@ -198,21 +204,22 @@ class ServerSettings(Question, frozen=True):
 
     Attributes:
         max_num_seqs: Concurrent sequences of the whole replica; None for the engine's default.
-        max_num_batched_tokens: Tokens of a pass of one data-parallel rank; 0 for the engine's
-            default.
+        max_num_batched_tokens: Tokens of a forward pass of one data-parallel rank; 0 for the
+            engine's default.
         max_model_len: Maximum tokens of a request; 0 for the tokens of the longest request.
         block_size: Tokens of a KV cache block; 0 for the engine's default.
         gpu_memory_utilization: Share of GPU memory for the engine; 0 for the engine's default.
         kv_cache_memory_bytes: Bytes of the cache per GPU; None for the budget that `fit` computes.
-        slo_ttft: Target for TTFT in seconds; 0 sets no target.
-        slo_tpot: Target for TPOT in seconds per token; 0 sets no target.
+        slo_ttft: Target for the time to the first token (TTFT) in seconds; 0 sets no target.
+        slo_tpot: Target for the time per further output token (TPOT) in seconds; 0 sets no target.
         price_per_hour: Price of one GPU per hour; 0 if unknown.
-        draft: Draft for speculative decoding: a model, `layers=N` or `mtp`; '' for none.
-        num_speculative_tokens: Draft tokens per step. 0 means the number of prediction layers, or
-            for other drafts the number that is fastest for a single request.
+        draft: Draft for speculative decoding: a model, `layers=N` (the target's first N layers) or
+            `mtp`; '' for none.
+        num_speculative_tokens: Draft tokens per decode step. 0 means the number of prediction
+            layers, or for other drafts the number that is fastest for a single request.
         acceptance_rate: Share of draft tokens that is accepted; None for 0.8.
         disaggregate: Whether separate replicas compute the prompts.
-        prefill_replicas: Number of these replicas.
+        prefill_replicas: Number of separate replicas that compute the prompts.
     """
 
     max_num_seqs: int | None = None
@@ -241,7 +248,7 @@ class ServerSettings(Question, frozen=True):
 
 
 class SchedulingOptions(Question, frozen=True):
-    """How a server forms batches, and how it allocates its KV cache.
+    """How a simulated server forms batches, and how it allocates its KV cache.
 
     Attributes:
         policy: `continuous` admits a request at any pass. `static` completes a batch before it

@@ -23,7 +23,10 @@ class Printing(Question, frozen=True):
 
     @property
     def is_table(self) -> bool:
-        """Return whether the format is a table, plain or in Markdown, with a sentence above it."""
+        """Return whether the format is a table, plain or in Markdown, with a sentence above it.
+
+        The other formats, JSON and CSV, have only records.
+        """
         return self.format in ("table", "markdown")
 
 
@@ -45,9 +48,9 @@ class Output(Printing, frozen=True):
 
 
 class ContextOptions(Question, frozen=True):
-    """The context and the batch size of a pass or of a cache.
+    """The context and the batch size of a forward pass or of a KV cache.
 
-    If both are lists, the context changes faster than the batch size in the order of the records.
+    If both are lists, the records of all contexts with the first batch size come first.
 
     Attributes:
         context: Cached tokens per sequence.
@@ -59,7 +62,7 @@ class ContextOptions(Question, frozen=True):
 
 
 class SizeOptions(ContextOptions, frozen=True):
-    """The context, the batch size and the block size of a cache.
+    """The context, the batch size and the block size of a KV cache, for `size`.
 
     Attributes:
         block_size: Tokens of a KV cache block.
@@ -74,13 +77,13 @@ class DimensionOptions(Question, frozen=True):
     Attributes:
         layers: Number of layers with their own KV cache.
         kv_heads: KV heads per layer.
-        head_dim: Width of one key or value.
-        hidden_size: Width of the model. It gives the cache of MHA if `kv_heads` and `head_dim` are
-            not given.
-        heads: Query heads.
+        head_dim: Elements of one key or value of a head.
+        hidden_size: Width of the model (hidden size) in elements. It gives the cache of MHA if
+            `kv_heads` and `head_dim` are not given.
+        heads: Query heads per layer.
         sliding_window: Tokens of the sliding window.
-        kv_lora_rank: Width of MLA's latent, which replaces the KV heads.
-        qk_rope_head_dim: Width of MLA's RoPE key.
+        kv_lora_rank: Elements of the latent of MLA, which replaces the KV heads.
+        qk_rope_head_dim: Elements of MLA's rotated (RoPE) key.
     """
 
     layers: int = 0

@@ -35,11 +35,11 @@ INDEX_ROW = FORMATS["fp8_block128"]
 
 
 class Defaults(NamedTuple):
-    """The defaults of an engine for one GPU and model.
+    """The defaults of an engine for one GPU model, parallelism and language model.
 
     Attributes:
         tokens: Maximum tokens of one forward pass.
-        sequences: Maximum concurrent sequences of one dp rank.
+        sequences: Maximum concurrent sequences of one data-parallel rank.
         utilization: Share of the memory that the engine may use, from 0 to 1.
         in_flight_batches: Forward passes that are scheduled before the first of them is done.
         draft_tokens: Draft tokens that the model verifies per sequence in a forward pass, with
@@ -63,11 +63,14 @@ PrecisionAndRemarks = tuple[Precision, tuple[str, ...]]
 def stage_by_stage(
     rule: Callable[[Sequence[LayerCache], Parallelism, EngineSettings, int], CacheLayout],
 ) -> Planner:
-    """Return the field `Engine.plan` of an engine that lays out each pipeline stage separately.
+    """Return a function that lays out the caches of all pipeline stages, each one separately.
+
+    The result suits the field `Engine.plan`. It takes layers, parallelism and settings. It returns
+    a function that takes the index of a stage and returns the stage's cache layout.
 
     Args:
-        rule: Takes layers, ranks, settings and the index of a stage. Returns the cache layout of
-            this stage.
+        rule: Takes layers, parallelism, settings and the index of a stage. Returns the cache layout
+            of one GPU of this stage.
     """
     return lambda *arguments: partial(rule, *arguments)
 
@@ -75,57 +78,63 @@ def stage_by_stage(
 def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
     """Return the cache entries of a sublayer, as the model's own code stores them.
 
-    A cache entry is a kind of stored row, such as keys, values or latents. This function is the
-    default of `Engine.entries`, for engines without their own rule.
+    A cache entry is a kind of stored row, such as keys, values or latents. Engines without their
+    own rule use this function as `Engine.entries`.
 
     Args:
-        model: The model. It is not used.
+        model: The model. It is not used, but other rules need it.
         part: The sublayer, such as an attention.
     """
     return (*part.cache(), *part.eviction_scores())
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules of one engine. A cache entry is a kind of stored row, such as keys, values or
-    latents.
+    """The rules of one engine: how it lays out the KV cache, and which memory it needs besides.
+
+    A cache entry is a kind of stored row, such as keys, values or latents. Some fields are
+    functions.
 
     Attributes:
         name: Name on the command line.
         title: Official name.
-        plan: Takes layers, ranks and settings. Returns a function that takes the index of a
-            pipeline stage and returns the stage's cache layout. Raises UserError for layers that
-            the engine cannot store.
-        defaults: Takes GPU, ranks, release, tokens of a pass (0 for the default) and model. Returns
-            the engine's defaults.
-        releases: Rules of versions, oldest first, in a class of this engine. Each applies from its
-            version `since` on.
-        oldest_release: The oldest version that is not refused.
-        memory: Takes one GPU when the engine starts, and an estimate: "low", "middle" or "high".
-            Returns the memory outside the KV cache. The sequences of the start are an int or an
-            array.
+        plan: Takes the layers, the parallelism and the settings. Returns a function that takes the
+            index of a pipeline stage and returns the stage's cache layout. Raises UserError for
+            layers that the engine cannot store.
+        defaults: Takes the GPU, the parallelism, the release, the tokens of a forward pass (0 for
+            the default) and the model. Returns the engine's defaults.
+        releases: Rules of the known versions, oldest first, in a class of this engine. Each applies
+            from its version `since` on.
+        oldest_release: The oldest version that is not refused, such as (0, 8).
+        memory: Takes the state of one GPU when the engine starts, and an estimate: "low", "middle"
+            or "high". Returns the memory of the GPU outside the KV cache. `start.sequences` is an
+            int or an array.
         has_memory_range: Whether the low, middle and high estimates differ.
         has_context_buffers: Whether buffers outside the KV cache grow with the context.
         dtypes: Supported dtypes of the KV cache; None for all.
         unmodelled: Dtypes of the KV cache with a layout that kvcalc does not model.
         takes: Options of `fit` that this engine supports although not every engine does.
         precision: Takes the model and the requested precision. Returns the precision that the
-            engine runs, and remarks.
+            engine runs, and remarks for the user.
         entries: Takes the model and a sublayer. Returns the sublayer's cache entries. Raises
             UserError if the engine runs the sublayer differently from the model.
         row_format: Takes a cache entry, all entries of its sublayer, the formats and the settings.
             Returns the format in which the engine stores the entry.
         content: Takes a layer. Returns the cache entries that the engine stores for it.
-        utilization_basis: Memory that the utilization refers to: "total", "free" or "remaining".
+        utilization_basis: Memory that the memory share (such as gpu_memory_utilization) refers to:
+            "total"; "free", without what is in use before the weights load; or "remaining", what
+            all other parts of memory leave.
         excludes_activations: Whether activations and overhead are outside the share of the engine.
         spreads_context: Whether the engine has decode-context parallelism.
-        memory_key: Takes one GPU when the engine starts. Returns the GPU's properties that affect
-            `memory`.
-        max_vocabulary_difference: Padding entries by which a draft's vocabulary may differ.
+        memory_key: Takes the state of one GPU when the engine starts. Returns the GPU's properties
+            that affect `memory`, so that equal GPUs are computed once.
+        max_vocabulary_difference: Number of entries by which the vocabulary of a draft model may
+            differ from the target's, because of padding.
         refuses_below_one_sequence: Whether the engine refuses to start if not even one sequence of
             the longest length fits.
         checks_free_memory: Whether the engine refuses to start if less than its share of the total
             memory is free.
-        smaller_weights: Smaller weight formats that the engine can load, largest first.
+        smaller_weights: Weight formats that the engine can load and that advice may suggest to save
+            memory, largest first.
         long_context_variable: Environment variable that the engine requires for contexts beyond the
             model's maximum; "" for none.
     """
@@ -160,11 +169,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     long_context_variable: str = ""
 
     def release(self, text: str) -> tuple[Any, str]:
-        """Return the rules of an engine version, and a remark for the user.
+        """Return the memory rules of an engine version, and a remark for the user or "".
 
         `0.11` means the first known version 0.11.x. A version between two known versions has the
-        rules of the older version, and the remark says so. Otherwise the remark is "". `latest` and
-        "" mean the last known version, with the rules None if no version is known.
+        rules of the older version, and the remark says so. `latest` and "" mean the last known
+        version. If no version of the engine is known, the rules are then None.
 
         Args:
             text: The version as typed, such as "0.11", "v0.11.2" or "latest".
@@ -201,8 +210,11 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         return rules, f"{self.title} {name}: by the rules of {since}, {relation} known"
 
     def supported_precision(self, model: Model, precision: Precision) -> PrecisionAndRemarks:
-        """Return the precision that this engine would run, and remarks if it is not the requested
-        one.
+        """Return the precision that this engine runs, and remarks if it differs from the request.
+
+        Args:
+            model: The model.
+            precision: The requested data types of weights, activations and cache.
 
         Raises:
             UserError: The engine does not support the cache dtype, or kvcalc does not model its
@@ -229,10 +241,10 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Parallelism,
         settings: EngineSettings,
     ) -> tuple[StoredPart, ...]:
-        """Return the cache entries of each sublayer of a layer on one GPU, in this engine's
-        formats.
+        """Return what one GPU caches for a layer, in this engine's formats: one tuple per sublayer.
 
-        Sublayers without a cache are left out.
+        Each tuple has the stored cache entries of the sublayer, such as keys and values. Sublayers
+        without a cache are left out.
 
         Args:
             model: The model.
@@ -256,8 +268,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 def packed_latents(engine: str, model: Model, precision: Precision) -> PrecisionAndRemarks:
     """Return the precision in which vLLM and SGLang store the latents of sparse attention (DSA).
 
-    They pack fp8 latents in rows of 656 bytes (fp8_ds_mla). Another precision stays unchanged. The
-    second value is a tuple with a remark for the user, or empty.
+    They pack fp8 latents in rows of 656 bytes, the cache dtype "fp8_ds_mla". Another cache dtype,
+    or a model without such latents, leaves the precision unchanged. The second value is a tuple of
+    remarks for the user: one if the precision changes, otherwise none.
 
     Args:
         engine: Name of the engine in the remark.
@@ -276,10 +289,11 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
 
 
 def downcast(title: str, model: Model, precision: Precision, to: str) -> PrecisionAndRemarks:
-    """Return the precision in which an engine loads a float32 checkpoint, and a remark.
+    """Return the precision in which an engine loads a float32 checkpoint, and remarks.
 
-    A requested dtype has priority, unless it is fp8, which applies only to GEMMs. The precision of
-    other checkpoints is unchanged, without a remark.
+    Engines load float32 weights in 16 bits unless another dtype is requested. A request for fp8
+    keeps `to` for everything that is not a GEMM, because fp8 applies only to GEMMs. For other
+    checkpoints, the precision is unchanged, and there is no remark.
 
     Args:
         title: Official name of the engine, for the remark.
@@ -303,12 +317,14 @@ def scaled_index_keys(
 ) -> RowFormat:
     """Return the format in which vLLM and SGLang store a cache entry.
 
-    The index keys of latents are in fp8 with scales, whatever the dtype of the cache is. Recurrent
-    states have the dtype `mamba_ssm_cache_dtype` of the settings, if there is one.
+    A cache entry is a kind of stored row, such as keys. The index keys of sparse attention on
+    latents (DSA) are in fp8 with scales, whatever the dtype of the cache is. Recurrent states have
+    the dtype `mamba_ssm_cache_dtype` of the settings, if there is one. Other entries have the
+    cache's format.
 
     Args:
         entry: The cache entry.
-        part: All cache entries of the same sublayer.
+        part: All cache entries of the same sublayer, including `entry`.
         formats: The deployment's formats.
         settings: The engine's settings.
     """
@@ -320,7 +336,7 @@ def scaled_index_keys(
 
 
 def rope_table_bytes(model: Model) -> int:
-    """Return the bytes of the rotary tables of a model on one GPU.
+    """Return the bytes of a model's tables of rotary embeddings (RoPE), in full on each GPU.
 
     Each distinct table has positions · width elements of 2 bytes (rotary_embedding/base.py, 0.20).
     `model.rope_tables` states both numbers. If it is empty, there is one table: its positions are
@@ -338,11 +354,14 @@ def rope_table_bytes(model: Model) -> int:
 
 
 def vision_tower_bytes(start: EngineStartup) -> int:
-    """Return the bytes of the vision tower on one GPU. It is on the first stage and may be split
-    over tp.
+    """Return the bytes of the vision encoder's weights on one GPU, 2 bytes per parameter.
 
-    The result is 0 on other stages, without a vision tower, and if prompts have no images
-    (models/interfaces.py, 0.28).
+    The encoder is on the first pipeline stage. It is split over the tensor-parallel ranks if the
+    model's vision tower is sharded. The result is 0 on other stages, without a vision tower, and if
+    prompts have no images (models/interfaces.py, 0.28).
+
+    Args:
+        start: The GPU when the engine starts.
     """
     vision = start.model.vision
     if not vision or start.stage or start.options.max_images == 0:

@@ -44,14 +44,15 @@ StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
 
 
 class SpecKind(StrEnum):
-    """How the KV cache of a layer grows with the sequence, by which vLLM groups layers.
+    """How the KV cache of a layer grows with the sequence. vLLM groups layers by it.
 
     Attributes:
         FULL: One row per token of the sequence.
         WINDOW: One row per token of the sliding window.
         CHUNK: One row per token of the current attention chunk.
         STATE: One recurrent state at any length.
-        RING: One block at any length, for tokens that are not pooled into an index key yet.
+        RING: One block at any length. It buffers tokens until they are pooled into one index key of
+            sparse attention.
     """
 
     FULL = "full"  # also latents and their index keys
@@ -62,13 +63,13 @@ class SpecKind(StrEnum):
 
 
 class Spec(NamedTuple):
-    """One kind of stored row of one layer, as vLLM's cache specs plan it. Bytes are for one GPU.
+    """One kind of stored row of one layer, like vLLM's `KVCacheSpec`. Bytes are for one GPU.
 
     Attributes:
         kind: How the rows grow with the sequence.
         row: Bytes of one token. For a state, the bytes of the whole state.
         limit: Tokens of the sliding window or attention chunk; 0 for none.
-        block: Tokens of a block.
+        block: Tokens of a block; 0 for a state or a ring.
         padded: Bytes of a page, if padding makes it larger than its content; otherwise 0.
         latent: Whether the rows are latents (MLA).
         main: Whether the rows are keys, values, latents or states. False for index keys.
@@ -84,13 +85,18 @@ class Spec(NamedTuple):
 
     @property
     def page(self) -> int:
-        """Return the bytes of one page: a block in this layer, with its padding."""
+        """Return the bytes of one page on one GPU: the part of a block that this layer uses.
+
+        Padding is included.
+        """
         size = self.row if self.kind is SpecKind.STATE else self.row * self.block
         return self.padded or size
 
 
 class KVCacheGroup(NamedTuple):
     """Layers that share one block table, because they need equal numbers of blocks.
+
+    The group covers all pipeline stages, so that the stages have equal block tables.
 
     Attributes:
         specs: Pairs of a pipeline stage's index and the spec of a layer on it. The bytes per row
@@ -104,7 +110,9 @@ class KVCacheGroup(NamedTuple):
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:
-        """Return the page bytes of each layer that is on a pipeline stage.
+        """Return the page bytes on one GPU of each layer of this group on a pipeline stage.
+
+        Their sum is the bytes that the group uses of one block.
 
         Args:
             stage: Index of the pipeline stage.
@@ -112,8 +120,11 @@ class KVCacheGroup(NamedTuple):
         return [spec.page for spec_stage, spec in self.specs if spec_stage == stage]
 
     def widest_page(self) -> int:
-        """Return the bytes of the largest page of keys, values, latents or states, plus the largest
-        page of index keys, on one GPU."""
+        """Return the bytes of the largest page of one layer on one GPU, for the record of `fit`.
+
+        A layer with index keys has two pages. The result is the largest page of keys, values,
+        latents or states, plus the largest page of index keys.
+        """
         main = max((s.page for _, s in self.specs if s.main), default=0)
         return main + max((s.page for _, s in self.specs if not s.main), default=0)
 
@@ -121,8 +132,10 @@ class KVCacheGroup(NamedTuple):
 def group_layers(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
     """Return the KV cache groups of a model's layers, as vLLM makes them.
 
+    All groups take blocks from one pool, so vLLM makes their pages equal and splits large groups.
+
     Args:
-        layers: Pipeline stage and spec of each layer, in order.
+        layers: Pipeline stage index and spec of each layer, in order.
 
     Raises:
         UserError: vLLM cannot make the pages of these layers equal.
@@ -207,7 +220,7 @@ def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
     attention. Otherwise the layers are unchanged.
 
     Args:
-        layers: Pipeline stage and spec of each layer, in order.
+        layers: Pipeline stage index and spec of each layer, in order.
 
     Raises:
         UserError: The layers need different blocks in spite of this change.
@@ -241,6 +254,8 @@ PAGE_ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple o
 def pooled_tokens(layers: Iterable[LayerCache]) -> int:
     """Return how many tokens share one index key of sparse attention; 0 if each has its own.
 
+    The result is also 0 without index keys.
+
     Args:
         layers: All layers of the model.
     """
@@ -248,10 +263,10 @@ def pooled_tokens(layers: Iterable[LayerCache]) -> int:
 
 
 def pooled_content(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return the cache entries that vLLM stores for a layer.
+    """Return the cache entries (such as keys and values) that vLLM stores for a layer.
 
-    They are the layer's own entries. An exception is pooled index keys: index keys of sparse
-    attention with one row for several tokens.
+    They are the layer's own entries, with one exception: if several tokens share one index key of
+    sparse attention, vLLM stores one row of index keys for these tokens.
     """
     pool = pooled_tokens([layer])
     for part in layer.parts:
@@ -275,8 +290,9 @@ def pooled_groups(
 ) -> tuple[list[KVCacheGroup], int]:
     """Return the KV cache groups of a model with pooled index keys, and the tokens of a block.
 
-    A pooled index key is one row for several tokens. The tokens of a block are a multiple of the
-    number that the kernels need. A block is large enough to store a recurrent state.
+    A pooled index key is one row for several tokens, which an indexer of sparse attention reads.
+    The tokens of a block are a multiple that the kernels can process. A block is large enough to
+    store a recurrent state.
 
     Args:
         title: Official name of the engine, for the message.
@@ -361,8 +377,7 @@ def compresses_tokens(model: Model) -> bool:
 
 
 def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
-    """Return the specs of a layer with compressed attention (DeepSeek-V4), one per kind of stored
-    row.
+    """Return the specs of a layer with compressed attention (DeepSeek-V4), one per kind of row.
 
     The first spec is the sliding window of latents. A layer that compresses tokens also has specs
     of compressed latents, of index keys and of compressor states.
@@ -414,13 +429,14 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
 
 
 def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
-    """Return the KV cache groups of layers whose pages may differ in size.
+    """Return the KV cache groups of layers whose pages may differ in size (DeepSeek-V4).
 
-    The layers of a group need equal blocks. A group with many layers is split, so that all groups
-    have about as many layers of each page size.
+    vLLM packs the pages of a group in one block. Layers of a group need equal block tokens and
+    windows. A group with many layers is split, so that all groups have about as many layers of each
+    page size.
 
     Args:
-        layers: Pipeline stage and spec of each layer, in order.
+        layers: Pipeline stage index and spec of each layer, in order.
     """
     buckets: dict[object, dict[int, list[StageSpec]]] = {}
     for stage, spec in layers:

@@ -34,7 +34,8 @@ class StoredEntry(NamedTuple):
     """A cache entry as one GPU stores it. A cache entry is a kind of stored row, such as keys.
 
     Attributes:
-        entry: The cache entry of the model, with its role, width and limit.
+        entry: The cache entry of the model, with its role, its width per head in elements and its
+            limit in tokens, such as a window.
         heads: Heads on one GPU; 1 for entries that all heads share.
         format: Format in which the engine stores the rows.
     """
@@ -45,7 +46,7 @@ class StoredEntry(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one row of all heads on one GPU."""
+        """Return the bytes of one row of all heads on one GPU: usually one token in one layer."""
         return self.heads * self.format.row_bytes(self.entry.width)
 
 
@@ -53,13 +54,14 @@ StoredPart = tuple[StoredEntry, ...]
 
 
 class LayerCache(NamedTuple):
-    """One layer with a KV cache on its pipeline stage.
+    """What one layer stores in the KV cache, and on which pipeline stage.
 
     Attributes:
         model: The model of the layer: the target or a draft.
         kind: Name of the layer kind, a key of `model.kinds`.
         stage: Index of the pipeline stage.
-        parts: The stored cache entries of each sublayer that has any.
+        parts: One tuple for each sublayer with a cache, such as an attention. It has the sublayer's
+            stored cache entries on one GPU, such as keys and values.
     """
 
     model: Model
@@ -73,7 +75,7 @@ class LayerCache(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """The stored cache entries of one sublayer, by the kind of page that an engine has for them.
+    """The stored cache entries of one sublayer, sorted by the kind of page that stores them.
 
     A page is the part of a block that one layer uses.
 
@@ -89,17 +91,17 @@ class Pages(NamedTuple):
 
     @property
     def row_bytes(self) -> int:
-        """Return the bytes of one token on one GPU, without index keys."""
+        """Return the bytes of one token in this sublayer on one GPU, without index keys."""
         return sum(stored_entry.row_bytes for stored_entry in self.rows)
 
     @property
     def index_bytes(self) -> int:
-        """Return the bytes of one token's index keys on one GPU."""
+        """Return the bytes of one token's index keys in this sublayer on one GPU."""
         return sum(stored_entry.row_bytes for stored_entry in self.index_keys)
 
     @property
     def state_bytes(self) -> int:
-        """Return the bytes of one sequence's states on one GPU."""
+        """Return the bytes of one sequence's states in this sublayer on one GPU."""
         return sum(
             stored_entry.entry.limit * stored_entry.row_bytes for stored_entry in self.states
         )
@@ -116,14 +118,18 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer for each distinct set of stored entries: the first layer that has it."""
+    """Return one layer for each distinct set of stored entries: the first layer that has it.
+
+    Rules then run once for all equal layers.
+    """
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
 def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
-    """Return pairs of a distinct layer of a pipeline stage and the number of layers like it.
+    """Return pairs (layer, count) of each distinct layer of a pipeline stage and its repetitions.
 
-    Layers are alike if their stored cache entries are equal. The number includes the layer itself.
+    Layers are equal if their stored cache entries are. `count` includes the layer itself. Example:
+    32 equal layers on the stage give one pair with count 32.
 
     Args:
         layers: All layers of the model, in order.
@@ -140,10 +146,10 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
     Args:
         engine: Name of the engine, for the message.
         layer: The layer.
-        shared: Whether to include a layer that reads the cache of another layer.
+        shared: Whether a layer that reads the cache of another layer gets pages too, as in SGLang.
 
     Raises:
-        UserError: The engine has no pages for an entry. The message names the layer.
+        UserError: Engines have no pages for a cache entry. The message names the layer.
     """
     results = []
     for part in () if layer.layer.shares_cache and not shared else layer.parts:
@@ -163,16 +169,16 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return pairs of a sublayer's pages and the number of layers of a pipeline stage with them.
+    """Return pairs (pages of a sublayer, number of layers with them) of a pipeline stage.
 
     Args:
         engine: Name of the engine, for the message.
         layers: All layers of the model, in order.
         stage: Index of the pipeline stage.
-        shared: Whether to include layers that read the cache of another layer.
+        shared: Whether layers that read the cache of another layer get pages too, as in SGLang.
 
     Raises:
-        UserError: The engine has no pages for an entry.
+        UserError: Engines have no pages for a cache entry. The message names the layer.
     """
     return [
         (part, count)
@@ -185,8 +191,11 @@ def find_unsupported(entries: Sequence[CacheEntry]) -> str:
     """Return why engines have no pages for the cache entries of one sublayer; "" if they have.
 
     Engines have pages for recurrent and convolution states. They also have pages for one row of
-    keys and values, or of latents, per token. Such rows have the dtype of the cache and one limit
-    that keeps the last rows. At most one index key per token is allowed.
+    keys and values, or of latents, per token. Such rows have the dtype of the cache, and at most
+    one limit, which keeps the last rows (a window). At most one index key per token is allowed.
+
+    Args:
+        entries: The cache entries (kinds of stored rows) of the sublayer.
     """
     for entry in entries:
         role = entry.role.replace("_", " ")
@@ -218,13 +227,14 @@ def find_unsupported(entries: Sequence[CacheEntry]) -> str:
 
 
 class BlockDemand(NamedTuple):
-    """One summand of the bytes that one sequence needs.
+    """The KV cache of one sequence on one GPU in one group of layers: a summand of its bytes.
 
     The bytes are unit · (⌈min(tokens, cap) / block⌉ + extra), where tokens is the length of the
-    sequence. With cap −1, the length is not limited.
+    sequence. With cap −1, the length is not limited. Example: a window of 1,000 tokens with unit
+    4096, block 16 and cap 1000 needs 63 blocks, 258,048 bytes, from 1,000 tokens on.
 
     Attributes:
-        unit: Bytes of one block.
+        unit: Bytes of one block on one GPU.
         block: Tokens of one block.
         cap: Length in tokens from which the bytes no longer grow, as with a sliding window; −1 for
             none.
@@ -239,10 +249,10 @@ class BlockDemand(NamedTuple):
     cause: str = ""
 
     def count(self, tokens: Any) -> Any:
-        """Return the number of blocks that one sequence needs.
+        """Return the number of blocks that one sequence needs for this summand.
 
         Args:
-            tokens: Length of the sequence in tokens; an int or an array.
+            tokens: Length of the sequence in tokens; an int or an integer array.
         """
         if self.cap >= 0:
             tokens = minimum(tokens, self.cap)
@@ -252,12 +262,13 @@ class BlockDemand(NamedTuple):
 class CacheLayout:
     """How the KV cache is laid out in the memory of one GPU. Each engine has a subclass.
 
-    A budget is the bytes of one GPU for the KV cache. The pool is the part of it that the engine
-    allocates. Sequences are those of one dp rank.
+    A layout converts between bytes, sequences and lengths. A budget is the bytes of one GPU for the
+    KV cache. The pool is the part of the budget that the engine allocates, such as whole blocks.
+    Sequences are those of one data-parallel rank.
 
     Attributes:
         block_size: Tokens of a block; None without blocks.
-        page_bytes: Bytes of the largest page: a block of one layer.
+        page_bytes: Bytes of the largest page: the part of a block that one layer uses.
         bytes_per_block: Bytes of a block over all layers of the pipeline stage.
         notes: Remarks for the user.
         demands: Summands of the bytes that one sequence needs.
@@ -270,48 +281,51 @@ class CacheLayout:
     demands: Sequence[BlockDemand] = ()
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the smallest budget in bytes that fits some sequences of equal length.
+        """Return the smallest budget in bytes of one GPU that fits some sequences of equal length.
 
         Args:
-            sequences: Number of sequences.
+            sequences: Number of sequences of one data-parallel rank.
             length: Tokens of each sequence.
             shared: Number of first tokens that all sequences have in common and share.
         """
         raise NotImplementedError
 
     def pool(self, budget: Any) -> Any:
-        """Return the bytes that the engine allocates for its pool.
+        """Return the bytes of one GPU that the engine allocates of a budget, such as whole blocks.
 
         Args:
-            budget: Bytes of the GPU for the KV cache; an int or an array.
+            budget: Bytes of the GPU for the KV cache; an int or an integer array.
         """
         return budget
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
-        """Return the bytes of KV cache that the engine allocates when it starts.
+        """Return the bytes of KV cache that the engine allocates on one GPU when it starts.
 
-        Most engines allocate the whole pool. llama.cpp allocates only what the requested sequences
-        need.
+        Most engines allocate as much as the budget allows. llama.cpp allocates only what the
+        requested sequences need.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
-            sequences: Requested sequences of one dp rank.
+            sequences: Requested sequences of one data-parallel rank.
             length: Tokens of each sequence.
         """
         pool: int = self.pool(budget)
         return pool
 
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
-        """Return the bytes of cache buffers that the engine logs separately, by record key.
+        """Return the bytes of those parts of one GPU's KV cache that the engine logs separately.
+
+        The keys are those of a `fit` record, such as `window_cache_bytes`. The result is empty for
+        an engine that logs only the total.
 
         Args:
-            sequences: Requested sequences of one dp rank.
+            sequences: Requested sequences of one data-parallel rank.
             length: Tokens of each sequence.
         """
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Return the number of blocks in the pool; None without blocks.
+        """Return the number of KV cache blocks of one GPU; None for an engine without blocks.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -323,15 +337,20 @@ class CacheLayout:
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return how many sequences of `length` tokens the pool stores, as a fraction.
+        """Return how many sequences of `length` tokens one GPU's KV cache stores, as a fraction.
 
-        The fraction is the bytes of the pool ÷ the bytes of one sequence, such as 13.7.
+        The fraction is the allocated bytes ÷ the bytes of one sequence, such as 13.7. It is 0.0 if
+        a sequence needs no bytes.
+
+        Args:
+            budget: Bytes of the GPU for the KV cache.
+            length: Tokens of each sequence.
         """
         size = self.needed(1, length)
         return self.pool(budget) / size if size else 0.0
 
     def tokens(self, budget: int, length: int) -> int:
-        """Return the number of tokens that the pool stores if every sequence has `length` tokens.
+        """Return how many tokens one GPU's KV cache stores if each sequence has `length` tokens.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -340,7 +359,7 @@ class CacheLayout:
         return int(self.concurrency(budget, length) * length)
 
     def request_pool(self, budget: int) -> int:
-        """Return the bytes of the pool that requests may take. Reserved blocks are subtracted.
+        """Return the bytes of one GPU's KV cache that requests may use, without reserved blocks.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -348,7 +367,7 @@ class CacheLayout:
         return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
-        """Return the bytes of the pool that one request needs, as an array.
+        """Return the bytes of one GPU's KV cache that a request needs at each length, as an array.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -357,15 +376,16 @@ class CacheLayout:
         return sum((d.unit * d.count(tokens) for d in self.demands), tokens * 0)
 
     def breakpoints(self) -> list[Record]:
-        """Return the bytes of one sequence on one GPU as a list of linear pieces: fixed + slope ·
-        tokens.
+        """Return the bytes of one sequence on one GPU as linear pieces: fixed + slope · tokens.
 
-        The pieces are dicts, as `segments` returns them.
+        There is one dict per range of lengths, with the keys `from_tokens`, `fixed_bytes`,
+        `bytes_per_token`, `block_tokens` and `cause`. A new piece begins where a part stops
+        growing, such as at the size of a sliding window.
         """
         return segments(self.demands)
 
     def describe(self, length: int) -> list[str]:
-        """Return the calculation of the bytes of one sequence as text, one line per summand.
+        """Return the calculation of one sequence's bytes on one GPU as text, one line per summand.
 
         Example: "2,048 blocks of 16 tokens × 2,097,152 B = 4,294,967,296 B".
 
@@ -383,10 +403,11 @@ class CacheLayout:
         return lines
 
     def max_sequences(self, budget: Any, length: int, shared: int = 0) -> Any:
-        """Return how many sequences of `length` tokens fit in a budget.
+        """Return how many sequences of `length` tokens of one data-parallel rank fit in a budget.
 
         Args:
-            budget: Bytes of the GPU for the KV cache; an int or an array.
+            budget: Bytes of one GPU for the KV cache; an int or an integer array. The result has
+                its shape.
             length: Tokens of each sequence.
             shared: Number of first tokens that all sequences have in common and share.
         """
@@ -398,9 +419,10 @@ class CacheLayout:
         )
 
     def max_extra_sequences(self, memory: int, length: int) -> int:
-        """Return how many more sequences fit in memory outside the pool, such as host memory.
+        """Return how many more sequences fit in memory outside the KV cache, such as host memory.
 
-        The result is 0 if sequences need no bytes.
+        The sequences are those of one data-parallel rank. The result is 0 if sequences need no
+        bytes.
 
         Args:
             memory: Bytes of this other memory per GPU.
@@ -412,11 +434,11 @@ class CacheLayout:
         return largest_fitting(lambda n: self.needed(n, length) - empty <= memory)
 
     def max_length(self, budget: int, sequences: int, shared: int = 0) -> int | None:
-        """Return the maximum tokens of each concurrent sequence in the pool; None without a limit.
+        """Return the maximum tokens of each of some concurrent sequences; None without a limit.
 
         Args:
-            budget: Bytes of the GPU for the KV cache.
-            sequences: Number of concurrent sequences.
+            budget: Bytes of one GPU for the KV cache.
+            sequences: Number of concurrent sequences of one data-parallel rank.
             shared: Number of first tokens that all sequences have in common and share.
         """
         pool = self.pool(budget)
@@ -425,7 +447,11 @@ class CacheLayout:
 
 
 class NoCache(CacheLayout):
-    """The layout of a model without a KV cache: only `max_num_seqs` limits its sequences."""
+    """The layout of a model without a KV cache: only `max_num_seqs` limits its sequences.
+
+    Args:
+        max_num_seqs: Maximum sequences of one data-parallel rank.
+    """
 
     def __init__(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
@@ -438,13 +464,17 @@ class NoCache(CacheLayout):
 
 
 class LinearLayout(CacheLayout):
-    """A layout in which n sequences need common + n · own bytes, as `costs` returns them."""
+    """A layout in which n sequences of equal length need common + n · own bytes on one GPU.
+
+    A subclass states the two numbers in `costs`. The maximum number of sequences then follows from
+    a division, without a search.
+    """
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return pairs (common, own) of bytes on one GPU.
+        """Return pairs (common, own) of bytes on one GPU, which give the bytes of n sequences.
 
-        n sequences need the maximum of common + n · own over all pairs. `common` is independent of
-        n, and `own` is for each sequence.
+        n sequences need the maximum of common + n · own over all pairs. `common` are bytes that do
+        not depend on n, such as a shared prefix. `own` are bytes of each sequence.
 
         Args:
             length: Tokens of each sequence.
@@ -465,11 +495,12 @@ class LinearLayout(CacheLayout):
 
 
 class BlockPool(LinearLayout):
-    """A pool of equal blocks, from which every KV cache group of layers takes blocks.
+    """A pool of equal blocks on one GPU, from which every KV cache group of layers takes blocks.
 
     `demands` has one item for each group of layers.
 
     Attributes:
+        bytes_per_block: Bytes of a block over all layers of the pipeline stage.
         null_blocks: Number of placeholder blocks that no sequence gets.
     """
 
@@ -477,13 +508,13 @@ class BlockPool(LinearLayout):
     null_blocks = 0
 
     def num_blocks(self, budget: Any) -> Any:
-        """Return the number of blocks in a budget: ⌊budget / bytes_per_block⌋, null blocks
-        included.
+        """Return the number of blocks in a budget: ⌊budget / bytes_per_block⌋, with null blocks.
 
-        A stage without cached layers has only null blocks.
+        Null blocks are placeholders that no sequence gets. A stage without cached layers has only
+        null blocks.
 
         Args:
-            budget: Bytes of the GPU for the KV cache; an int or an array.
+            budget: Bytes of one GPU for the KV cache; an int or an integer array.
         """
         return budget // self.bytes_per_block if self.bytes_per_block else self.null_blocks
 
@@ -491,10 +522,11 @@ class BlockPool(LinearLayout):
         return sum(demand.count(length) for demand in self.demands)
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return one pair: the bytes of shared and null blocks, and of one sequence's other blocks.
+        """Return one pair (common, own) of bytes on one GPU; n sequences need common + n · own.
 
-        Sequences share the full blocks of a common prefix. Layers with a sliding window or chunks
-        share none.
+        `common` are the bytes of shared and placeholder blocks, `own` those of one sequence's other
+        blocks. Sequences share the full blocks of a common prefix. Layers with a sliding window or
+        chunks share none.
 
         Args:
             length: Tokens of each sequence.
@@ -510,9 +542,10 @@ class BlockPool(LinearLayout):
         return self.num_blocks(budget) * self.bytes_per_block
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return the number of blocks ÷ the blocks of one sequence of `length` tokens.
+        """Return how many sequences fit as a fraction: all blocks ÷ the blocks of one sequence.
 
-        vLLM logs this number at its start. It does not subtract the null block.
+        vLLM logs this number when it starts ("Maximum concurrency"). It does not subtract the
+        placeholder block, which no sequence gets.
 
         Args:
             budget: Bytes of one GPU for the KV cache.
@@ -523,11 +556,13 @@ class BlockPool(LinearLayout):
 
 
 class Content(LinearLayout):
-    """The stored rows of every cache entry on one GPU, without an engine's blocks, padding or
-    reserve.
+    """What one GPU stores in its KV cache, without an engine's blocks, padding or reserve.
+
+    It is the smallest memory that any engine needs.
 
     Args:
-        rows: The cache entries, each with its bytes per row and its number of layers.
+        rows: The cache entries (kinds of stored rows, such as keys), each with its bytes per row
+            and its number of layers on the pipeline stage.
     """
 
     def __init__(self, rows: Iterable[LayerRows]) -> None:
@@ -535,12 +570,13 @@ class Content(LinearLayout):
         self._ratios = {r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL}
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
-        """Return pairs (common, own): bytes that all sequences share, and other bytes of each
-        sequence.
+        """Return pairs (common, own) of bytes on one GPU, which give the bytes of n sequences.
 
-        Only a model that compresses blocks of tokens has more than one pair. A sequence may store
-        the most just before a block is compressed, so this length has its own pair. Sequences share
-        the rows of a common prefix, but not in layers with a sliding window.
+        n sequences need the maximum of common + n · own over all pairs. `common` are bytes that all
+        sequences share, `own` the other bytes of each sequence. Only a model that compresses blocks
+        of tokens has more than one pair. A sequence may store the most just before a block is
+        compressed, so this length has its own pair. Sequences share the rows of a common prefix,
+        but not in layers with a sliding window.
 
         Args:
             length: Tokens of each sequence.
@@ -598,10 +634,11 @@ class Content(LinearLayout):
 
 
 def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
-    """Return the bytes that one sequence stores on one GPU, as an array.
+    """Return the bytes that one sequence stores on one GPU at each length, as an integer array.
 
     Args:
-        rows: The cache entries, each with its bytes per row and its number of layers.
+        rows: The cache entries (kinds of stored rows), each with its bytes per row and its number
+            of layers on the pipeline stage.
         tokens: Array of lengths of the sequence in tokens.
     """
     import numpy as np
@@ -614,7 +651,10 @@ def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
 
 
 def layer_entries(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return the stored cache entries of all sublayers of a layer."""
+    """Return the stored cache entries, such as keys and values, of all sublayers of a layer.
+
+    Engines without their own rule use this function as `Engine.content`.
+    """
     return (entry for part in layer.parts for entry in part)
 
 
@@ -624,13 +664,15 @@ def content_of(
     stage: int,
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
 ) -> Content:
-    """Return the stored rows of the layers on one GPU of a stage, in the engine's formats.
+    """Return what one GPU of a pipeline stage stores in its KV cache, without blocks and padding.
+
+    The rows have the formats of the engine.
 
     Args:
         layers: All layers of the model, in order.
         ranks: The parallelism.
         stage: Index of the pipeline stage.
-        content: The engine's rule that returns the stored entries of a layer.
+        content: The engine's rule that returns the stored cache entries of a layer.
     """
     rows: list[LayerRows] = []
     for layer, count in count_layers(layers, stage):
@@ -658,10 +700,10 @@ def largest_fitting(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int
 
 
 def segments(demands: Sequence[BlockDemand]) -> list[Record]:
-    """Return the bytes of one sequence as a list of linear pieces: fixed + slope · tokens.
+    """Return the bytes of one sequence as linear pieces: fixed + slope · tokens.
 
     A piece begins at each length at which a summand stops growing, such as the size of a sliding
-    window. Its tokens are rounded up to whole blocks.
+    window. The pieces are exact for lengths in whole blocks. Round other lengths up first.
 
     Args:
         demands: Summands of the bytes of one sequence on one GPU.

@@ -217,15 +217,15 @@ def _memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
 class LlamaCpp(CacheLayout):
     """The cache layout of llama.cpp on one GPU: cells for all sequences, and recurrent states.
 
-    A cell stores one token. Caches are multiples of 256 cells.
+    A cell stores one token in all layers of its kind. The number of cells is a multiple of 256.
 
     Attributes:
         full: Bytes of a cell, over all layers without a sliding window.
         window: Bytes of a cell, over all layers with a sliding window.
         limit: Tokens of the largest sliding window.
-        state: Bytes of one sequence's recurrent states.
-        is_unified: Whether all sequences share one cache.
-        ubatch: Tokens of a micro-batch.
+        state: Bytes of one sequence's recurrent states, over all layers.
+        is_unified: Whether all sequences share one cache, as with --kv-unified.
+        ubatch: Tokens of a micro-batch (--ubatch-size).
         host: Layout of the layers in host memory; None without such layers.
     """
 
@@ -251,7 +251,7 @@ class LlamaCpp(CacheLayout):
         self.demands = [demand for demand in demands if demand.unit]
 
     def cells(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the number of cells of the caches of layers without a sliding window.
+        """Return the number of cells for layers without a sliding window. A cell stores one token.
 
         With n sequences of L tokens, the number is n · pad(L), or pad(n · L) if the cache is
         unified. A unified cache stores a common prefix once. pad rounds up to a multiple of 256.
@@ -267,10 +267,11 @@ class LlamaCpp(CacheLayout):
         return _pad(common + sequences * (length - common))
 
     def window_cells(self, sequences: int, length: int) -> int:
-        """Return the number of cells of the caches of layers with a sliding window of W tokens.
+        """Return the number of cells for layers with a sliding window of W tokens.
 
-        With n sequences of L tokens, the number is n · min(pad(L), pad(W + ubatch)). If the cache
-        is unified, it is min(pad(n · L), pad(W · n + ubatch)). pad rounds up to a multiple of 256.
+        A cell stores one token. With n sequences of L tokens, the number is n · min(pad(L), pad(W +
+        ubatch)). If the cache is unified, it is min(pad(n · L), pad(W · n + ubatch)). pad rounds up
+        to a multiple of 256, and ubatch is the tokens of a micro-batch.
 
         Args:
             sequences: Number of sequences, n.
@@ -281,7 +282,9 @@ class LlamaCpp(CacheLayout):
         return min(_pad(sequences * length), _pad(self.limit * sequences + self.ubatch))
 
     def cache_bytes(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the bytes of all cells, as llama.cpp logs them. Recurrent states do not count.
+        """Return the bytes of keys and values on one GPU, as llama.cpp logs them.
+
+        Recurrent states do not count.
 
         Args:
             sequences: Number of sequences.
@@ -298,10 +301,11 @@ class LlamaCpp(CacheLayout):
         return self.cache_bytes(sequences, length)
 
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
-        """Return the bytes of window caches, of recurrent states and of caches in host memory.
+        """Return the bytes of one GPU's window caches, states and caches in host memory.
 
-        The bytes are by record key. The record key kv_cache_allocated_bytes includes only the
-        window caches.
+        The keys are `window_cache_bytes`, `state_bytes` (recurrent states) and, with layers in host
+        memory, `host_cache_bytes`. Of these, only the window caches are part of
+        `kv_cache_allocated_bytes` in the record of `fit`.
 
         Args:
             sequences: Number of sequences.

@@ -64,9 +64,9 @@ class SglangRelease(NamedTuple):
     """SGLang's rules from version `since` on (server_args.py; arg_groups/memory_hook.py in 0.5.23).
 
     Attributes:
-        since: The first version with these rules.
-        small: Defaults of GPUs from 20 to 35 GiB: tokens of a prefill chunk, sequences of the
-            largest CUDA graph below tp 4, and from tp 4 on.
+        since: The first version with these rules, such as (0, 5, 23).
+        small: Defaults of GPUs from 20 to 35 GiB, as three numbers: tokens of a prefill chunk,
+            sequences of the largest CUDA graph below tp 4, and such sequences from tp 4 on.
         prefill_graphs: Whether memory is reserved for CUDA graphs of prefills.
     """
 
@@ -75,14 +75,14 @@ class SglangRelease(NamedTuple):
     prefill_graphs: bool = False
 
     def batch_defaults(self, memory_bytes: int) -> BatchDefaults:
-        """Return SGLang's defaults for a GPU with this memory.
+        """Return SGLang's default batch sizes for a GPU with this memory.
 
         Args:
             memory_bytes: Total memory of the GPU.
 
         Returns:
-            Tokens of a prefill chunk, sequences of the largest CUDA graph below tp 4, and from tp 4
-            on.
+            Tokens of a prefill chunk; sequences of the largest CUDA graph below 4 tensor-parallel
+            ranks; and such sequences from 4 ranks on.
         """
         if memory_bytes < 20 * GIB:
             return 2048, 8, 8
@@ -102,7 +102,7 @@ LATEST = RELEASES[-1]
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model
 ) -> Defaults:
-    """Return the defaults of an SGLang server on a GPU.
+    """Return the defaults of an SGLang server on a GPU, such as --mem-fraction-static.
 
     Args:
         gpu: The GPU model.
@@ -135,7 +135,7 @@ def static_fraction(
     - 512 MiB
     - 1.5 MiB per token of a prefill chunk
     - 2 MiB per sequence of the largest CUDA graph
-    - 128 MiB per GPU of tp·pp
+    - 128 MiB · tensor-parallel ranks · pipeline stages
     - From 0.5.23 on, without pipeline stages: 1536 MiB for latent attention; for other attention 8
       MiB per prefill graph
 
@@ -188,11 +188,11 @@ def count_prefill_graphs(tokens: int) -> int:
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     """Return the bytes of one GPU that SGLang uses outside its KV cache.
 
-    The result is `stated_memory`, with rotary tables, a vision tower and LoRA slots added to the
-    weights. CUDA context and collectives are in use before SGLang measures the free memory.
+    Weights include tables of rotary embeddings, a vision tower and LoRA slots. CUDA context and
+    collectives are in use before SGLang measures the free memory.
 
-    The estimates differ in the bytes of context and collectives, and in the margin, which is taken
-    from vLLM's starts. No published start-up of SGLang has checked the estimates.
+    The three estimates differ in the bytes of context and collectives, and in a safety margin,
+    which is taken from vLLM's starts. No published start-up of SGLang has checked the estimates.
 
     Args:
         start: The GPU when the engine starts.
@@ -237,15 +237,16 @@ TYPES_WITHOUT_TRACKED_STATES = "lfm2 jetnemotron jetvlm zaya"
 
 
 class SGLang(CacheLayout):
-    """The cache layout of SGLang: pools of token slots, window slots and state slots on one GPU.
+    """The cache layout of SGLang on one GPU: pools of token slots, window slots and state slots.
 
     Token slots are for layers without a window, window slots for layers with a sliding window, and
-    state slots for recurrent states.
+    state slots for recurrent states. Token and window slots store one token each.
 
     Attributes:
         full: Bytes of a token slot, over all layers without a window.
         window: Bytes of a window slot, over all layers with a window.
-        limit: Maximum tokens of a sequence in the window pool.
+        limit: Maximum tokens of one sequence in the window pool: the window, and tokens that SGLang
+            frees later.
         state: Bytes of a state slot, over all layers with states.
         page: Tokens of a page. Slots are given out in whole pages.
         request_states: State slots of one request.
@@ -286,12 +287,13 @@ class SGLang(CacheLayout):
         return -(-tokens // self.page) * self.page
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        """Return the smallest budget in bytes with enough slots in every pool.
+        """Return the smallest budget in bytes of one GPU with enough slots in every pool.
 
-        The split of the budget between the pools is fixed, so the scarcest pool decides.
+        The pools are for tokens, for sliding windows and for recurrent states. The split of the
+        budget between them is fixed, so the scarcest pool decides.
 
         Args:
-            sequences: Number of sequences.
+            sequences: Number of sequences of one data-parallel rank.
             length: Tokens of each sequence.
             shared: Number of first tokens that all sequences have in common and share.
         """
@@ -315,12 +317,13 @@ class SGLang(CacheLayout):
         return slots * self.full + int(slots * WINDOW_SHARE) * self.window
 
     def state_slots(self, budget: int) -> int:
-        """Return the number of state slots for requests (SGLang's max_mamba_cache_size).
+        """Return the number of slots for recurrent states (SGLang's max_mamba_cache_size).
 
-        One more slot, which pads batches, is subtracted.
+        A request takes several slots. One more slot, which only pads batches, is already
+        subtracted.
 
         Args:
-            budget: Bytes of the GPU for the KV cache.
+            budget: Bytes of one GPU for the KV cache.
         """
         share = Fraction(budget) * STATE_SHARE / (1 + STATE_SHARE)
         slot_bytes = self.state * (1 + Fraction(self.draft_states, self.request_states))
@@ -333,10 +336,12 @@ class SGLang(CacheLayout):
         return self.state * (slots + 1 + draft_states) if slots else 0
 
     def slots(self, budget: int) -> int:
-        """Return the number of token slots, in complete pages (SGLang's max_total_num_tokens).
+        """Return the tokens that layers without a window can store (SGLang's max_total_num_tokens).
+
+        The number is a multiple of the tokens of a page.
 
         Args:
-            budget: Bytes of the GPU for the KV cache.
+            budget: Bytes of one GPU for the KV cache.
         """
         if self.state and not self.state_slots(budget):
             return 0
@@ -367,17 +372,25 @@ class SGLang(CacheLayout):
         return pools
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return how many sequences of `length` tokens fit in the scarcest pool, as a fraction."""
+        """Return how many sequences of `length` tokens fit in the scarcest pool, as a fraction.
+
+        The pools are for tokens, for sliding windows and for recurrent states.
+
+        Args:
+            budget: Bytes of one GPU for the KV cache.
+            length: Tokens of each sequence.
+        """
         count = float(min(size / need for size, need in self._pools(budget, length)))
         return int(count) if count.is_integer() else count
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
         """Return one request's part of the scarcest pool, converted to bytes of the budget.
 
-        Example: a request that needs 1% of the scarcest pool counts as 1% of the budget.
+        The pools are for tokens, for sliding windows and for recurrent states. Example: a request
+        that needs 1% of the scarcest pool counts as 1% of the budget. The result is an array.
 
         Args:
-            budget: Bytes of the GPU for the KV cache.
+            budget: Bytes of one GPU for the KV cache.
             tokens: Array of lengths of the request in tokens.
         """
         share = tokens * 0.0

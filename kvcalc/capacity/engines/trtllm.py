@@ -35,15 +35,16 @@ MARGINS = {"low": 0.02, "middle": 0.0, "high": -0.015}
 
 
 class TensorRtLlm(BlockPool):
-    """The cache layout of TensorRT-LLM: one pool of equal blocks.
+    """The cache layout of TensorRT-LLM on one pipeline stage: one pool of equal blocks.
 
-    A block stores `block` tokens of all layers of a pipeline stage. Layers with a sliding window
-    are stored like full attention.
+    A block stores the tokens of all layers of the stage. Layers with a sliding window are stored
+    like full attention.
 
     Args:
         row: Bytes of one token in all layers of the stage on one GPU.
         block: Tokens of a block.
-        has_windows: Whether any layer has a sliding window. A note then names the difference.
+        has_windows: Whether any layer has a sliding window. A note for the user then says that its
+            tokens are not freed.
     """
 
     def __init__(self, row: int, block: int, has_windows: bool) -> None:

@@ -61,7 +61,7 @@ DTYPES = """
 
 
 class Vllm(BlockPool):
-    """The cache layout of vLLM on one pipeline stage: a pool of equal blocks.
+    """The cache layout of vLLM on one GPU of a pipeline stage: a pool of equal blocks.
 
     Every KV cache group of layers takes its blocks from this pool.
 
@@ -144,12 +144,12 @@ def _plan(
 
 
 def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
-    """Return the tokens of a block: 16 or the setting `block_size`, rounded up for the attention
-    kernel.
+    """Return the tokens of a KV cache block: 16 or `settings.block_size`, rounded up for kernels.
 
-    A page of a model with recurrent states must store a state. The block then has at least align ·
-    ⌈m / (align · a)⌉ tokens. a is the largest bytes of a token in an attention layer, m the bytes
-    of the largest state, and align the kernel's multiple of tokens.
+    If the model has recurrent states, a page must be large enough for a state. The block then has
+    at least align · ⌈m / (align · a)⌉ tokens: a is the largest bytes of a token in an attention
+    layer, m the bytes of the largest state, and align the number of tokens of which the attention
+    kernel needs a multiple.
 
     Args:
         specs: One spec for each kind of stored row of every layer.

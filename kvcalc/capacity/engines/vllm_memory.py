@@ -73,12 +73,12 @@ class LoadedWeights(NamedTuple):
 
     Attributes:
         allocated: Matrices and vectors, fused, and padded for kernels.
-        int4: Matrices in int4 (AWQ, GPTQ, Marlin) without experts. vLLM repacks them, and a small
-            part of their bytes stays allocated in addition.
-        absorbed: 16-bit copies of quantized kv_up matrices, for products in latent space. A matrix
-            that is not quantized needs no copy. MiniCPM3 multiplies by kv_up directly. Source:
-            process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py to
-            0.14, then attention/mla_attention.py).
+        int4: Matrices in int4 (AWQ, GPTQ, Marlin) without experts; already part of `allocated`.
+            vLLM repacks them, and a small part of their bytes stays allocated in addition.
+        absorbed: 16-bit copies of quantized kv_up matrices (MLA), for products in latent space. A
+            matrix that is not quantized needs no copy. MiniCPM3 multiplies by kv_up directly.
+            Source: process_weights_after_loading: W_UV, W_UK_T (v1/attention/backends/mla/common.py
+            to 0.14, then attention/mla_attention.py).
         ngram_tables: Tables of hashed n-grams, which are in host memory.
     """
 
@@ -95,9 +95,11 @@ def load_weights(
     stage: int,
     is_hopper: bool,
 ) -> LoadedWeights:
-    """Return the bytes of one GPU's weights on a pipeline stage.
+    """Return the bytes of one GPU's weights on a pipeline stage, as vLLM loads them.
 
-    Quantized scales are fp32 once loaded (model_loader/bitsandbytes_loader.py: _dequantize_dq).
+    They differ from the checkpoint: vLLM fuses and pads matrices, and copies some. It loads the
+    scales of nf4 with quantized scales as fp32 (model_loader/bitsandbytes_loader.py:
+    _dequantize_dq).
 
     Args:
         model: The model.
@@ -140,10 +142,11 @@ def load_weights(
 
 
 def allocated(size: int) -> int:
-    """Return the bytes that torch's allocator counts for a tensor of `size` bytes.
+    """Return the bytes that torch's caching allocator counts for a tensor of `size` bytes.
 
     The allocator rounds up to multiples of 512 bytes. From 10 MiB on, it takes segments of 2 MiB.
-    It then also counts the rest of the last segment if this rest is at most 1 MiB.
+    It then also counts the rest of the last segment if this rest is at most 1 MiB. Example: 100
+    bytes count as 512.
     """
     size = -(-size // ALLOCATION_STEP) * ALLOCATION_STEP
     segment = -(-size // SEGMENT_BYTES) * SEGMENT_BYTES
@@ -174,11 +177,15 @@ def _padded_bytes(is_hopper: bool, weight: Weight, local: Weight) -> int:
 
 
 def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
-    """Return the bytes of one GPU's weights, in three parts.
+    """Return the bytes of one GPU's weights, in three parts: own, added and host weights.
+
+    Args:
+        start: The GPU when the engine starts.
 
     Returns:
-        The model's own weights on the GPU. Other bytes loaded on the GPU, by name. Weights in
-        pinned host memory: tables of hashed n-grams (config/engram.py: cpu_offload).
+        The model's own weights on the GPU. Other bytes loaded on the GPU, by name, such as "LoRA
+        slots". Weights in pinned host memory: tables of hashed n-grams (config/engram.py:
+        cpu_offload).
     """
     model = start.model
     share = start.formats, start.ranks, start.stage
@@ -202,10 +209,13 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
 
 
 def compressed_attention(start: EngineStartup) -> list[Compressed]:
-    """Return the attention sublayers of the pipeline stage, one per layer kind.
+    """Return the attention sublayers of a stage whose model compresses tokens, one per layer kind.
 
     The list is empty unless the model compresses the latents of several tokens into one row, as
-    DeepSeek-V4 does.
+    DeepSeek-V4 does. Such a model also has layers that do not compress, which are in the list.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     parts = [
         part
@@ -242,14 +252,18 @@ def residual_width(model: Model) -> int:
 
 
 def attention_peak(start: EngineStartup) -> int:
-    """Return the peak bytes of one GPU around an attention that compresses tokens; otherwise 0.
+    """Return the peak bytes of one GPU around an attention that compresses tokens.
 
-    The peak is the sum of these tensors, each for all tokens of the pass:
+    DeepSeek-V4 has such an attention. The result is 0 for other models. The peak is the sum of
+    these tensors, each for all tokens of the forward pass:
 
     - The residual streams and the layer's input.
     - The output and the queries, at the padded number of heads.
     - The projections, for compressors in fp32.
     - The larger of the unpadded queries, and an indexer's queries (also in fp8) with its logits.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     peak, element = 0, start.formats.element_bytes
     for part in compressed_attention(start):
@@ -270,12 +284,15 @@ def attention_peak(start: EngineStartup) -> int:
 def lora_slots(start: EngineStartup) -> int:
     """Return the bytes of the slots for LoRA adapters on one GPU; 0 without adapters.
 
-    Each matrix of a layer has slots · rank · (inputs + outputs) · 2 bytes, with slots =
-    `max_loras` and rank = `max_lora_rank` (lora/layers/base_linear.py, 0.28). With vLLM, experts
-    have slots too (lora/layers/fused_moe.py). In some models, token table and LM head also have
-    slots, in full on every GPU: rank · (vocabulary size + hidden size) elements per slot
+    Each matrix of a layer has slots · rank · (inputs + outputs) · 2 bytes, with slots = `max_loras`
+    and rank = `max_lora_rank` (lora/layers/base_linear.py, 0.28). With vLLM, experts have slots too
+    (lora/layers/fused_moe.py). In some models, token table and LM head also have slots, in full on
+    every GPU: rank · (vocabulary size + hidden size) elements per slot
     (lora/layers/vocal_parallel_embedding.py, logits_processor.py, 0.28). Other engines have no
     slots for experts, token table and head.
+
+    Args:
+        start: The GPU when the engine starts. Its options have `max_loras` and `max_lora_rank`.
     """
     if not start.options.max_loras:
         return 0
@@ -311,9 +328,10 @@ UNSEEN_SHARE = 0.03
 
 
 class Constants(NamedTuple):
-    """Constants of one estimate of the memory: low, middle or high. They are GiB unless stated.
+    """Fitted constants of one estimate of vLLM's memory per GPU. They are GiB unless stated.
 
-    They have no source, but are fitted to published starts (docs/reference/vllm-startups.md).
+    There is one set for each of the estimates "low", "middle" and "high". The constants have no
+    source, but are fitted to published starts (docs/reference/vllm-startups.md).
 
     Attributes:
         libraries: Memory of libraries outside torch's allocator.
@@ -321,10 +339,12 @@ class Constants(NamedTuple):
         collectives: Buffers of collectives on 1, 2, 4 and 8 GPUs.
         pcie: Share of `collectives` that counts if no fast link joins the GPUs, from 0 to 1.
         graphs: Constant part of the estimate of CUDA graphs.
-        per_width: Part of this estimate per 1024 of hidden size ÷ tp.
-        per_layer: MiB per layer of a captured graph in the first runner; a graph has at least 1
-            MiB.
-        margin: Share of the GPU's memory that is subtracted from the KV cache in addition.
+        per_width: Part of the estimate of CUDA graphs per 1024 of hidden size ÷ tensor-parallel
+            ranks.
+        per_layer: MiB per layer of a captured graph in the first model runner; a graph has at least
+            1 MiB.
+        margin: Share of the GPU's memory that is subtracted from the KV cache in addition; negative
+            in the high estimate.
     """
 
     libraries: float = 0.13
@@ -358,10 +378,10 @@ CONSTANTS = {
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
-    """Return the bytes of one GPU outside the KV cache.
+    """Return the bytes of one GPU that vLLM uses outside the KV cache.
 
-    The low estimate has larger constants. The high estimate has smaller constants, a compilation
-    cache from an earlier start, and FlashInfer's sampler.
+    The low estimate of the KV cache budget assumes larger constants. The high estimate assumes
+    smaller constants, a compilation cache from an earlier start, and FlashInfer's sampler.
 
     Args:
         start: The GPU when the engine starts.
@@ -396,8 +416,11 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
 def memory_key(start: EngineStartup) -> object:
     """Return the GPU properties that affect `memory`. GPUs with equal keys have equal memory.
 
-    The number of SMs counts only if the sampler sizes a buffer by it. The L2 size counts only if
-    the compiler does.
+    The caller then computes the memory once for such GPUs. The number of SMs counts only if the
+    sampler sizes a buffer by it. The L2 size counts only if the compiler does.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     gpu = start.gpu
     return (
@@ -419,7 +442,8 @@ def peak(
     """Return the peak bytes of one GPU in vLLM's profile run, and the step that reaches the peak.
 
     The peak is the workspace of GEMMs plus the largest of four steps: forward pass, sampler, vision
-    encoder and compilation. The name is reliable only if `start.sequences` is an int.
+    encoder and compilation. The name is reliable only if `start.sequences` is an int. The bytes are
+    an array if it is an array.
 
     Args:
         start: The GPU when the engine starts.
@@ -498,12 +522,12 @@ def forward_peak(start: EngineStartup, workspace: int) -> int:
 
 
 def has_indexer(model: Model) -> bool:
-    """Return whether an indexer of sparse attention (DSA) selects the cached tokens to read."""
+    """Return whether an indexer of sparse attention (DSA) selects the tokens to read."""
     return "index_key" in model.roles
 
 
 def latent_width(model: Model, ranks: Parallelism) -> int:
-    """Return the elements per token that the widest latent attention projects on one GPU.
+    """Return the elements per token that the widest latent attention (MLA) projects on one GPU.
 
     They are heads on the GPU · (width of unrotated keys + width of values). 0 means no latent
     attention.
@@ -544,10 +568,15 @@ def _part_widths(start: EngineStartup) -> tuple[float, float]:
 def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, float]:
     """Return two numbers of elements per token on one GPU of a pipeline stage.
 
-    The first is the largest workspace of experts: k·(max(2·I, D) + max(I, D)). k is the active
-    experts of a token, I their width on the GPU, and D the hidden size. The second is the widest
-    other sublayer: a gated FFN has 3·I elements, an FFN without a gate 2·I, and attention the sum
-    of its projections.
+    The numbers size vLLM's activations. The first is the largest workspace of experts: k·(max(2·I,
+    D) + max(I, D)). k is the active experts of a token, I their width on the GPU, and D the hidden
+    size. The second is the widest other sublayer: a gated FFN has 3·I elements, an FFN without a
+    gate 2·I (I is its width), and attention the sum of its projections.
+
+    Args:
+        model: The model.
+        ranks: The parallelism.
+        stage: Index of the pipeline stage.
     """
     experts, other = 0.0, 0.0
     for kind, count in stages(model, ranks.pp)[stage].counts.items():
@@ -584,7 +613,11 @@ def _images(start: EngineStartup) -> Any:
 def image_outputs(start: EngineStartup) -> Any:
     """Return the bytes of one GPU that stay allocated after the vision encoder's profile run.
 
-    They are the encoder's outputs and the pixels of the batch of images in this run.
+    They are the encoder's outputs and the pixels of the batch of images in this run. The result is
+    0 without a vision encoder on this GPU. It is an array if `start.sequences` is one.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     vision = start.vision
     if not vision:
@@ -598,6 +631,10 @@ def encoder(start: EngineStartup) -> Any:
 
     They are 2 bytes for each element, for all images of the profile run. The elements of a patch
     are its pixel values, four rows of the encoder's width and two of its MLP's width on this GPU.
+    The result is an array if `start.sequences` is one.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     vision = start.vision
     if not vision:
@@ -613,11 +650,14 @@ def _compiles(start: EngineStartup) -> bool:
 
 
 def compilation(start: EngineStartup) -> Any:
-    """Return the bytes of one GPU that torch 2.9 takes to time kernels in a first start.
+    """Return the bytes of one GPU that torch 2.9 takes to time fused kernels in a first start.
 
     torch needs a copy of the token table, scratch of the size of the L2 cache, and the input of the
-    pass. These three sizes are inferred from pairs of starts. The result is 0 without compilation,
-    on later pipeline stages, and for models with a vision tower.
+    forward pass. These three sizes are inferred from pairs of starts. The result is 0 without
+    compilation, on later pipeline stages, and for models with a vision tower.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     if not _compiles(start):
         return 0
@@ -628,12 +668,15 @@ def compilation(start: EngineStartup) -> Any:
 
 
 def sampler_buffers(start: EngineStartup) -> Any:
-    """Return the bytes of one GPU's buffers that stay allocated after the profile run has sampled.
+    """Return the bytes of one GPU's sampling buffers that stay allocated after the profile run.
 
     In the first model runner from 0.17 on, Triton's buffer has min(2^⌈log2 min(SMs, n)⌉, SMs) · V ·
     4 bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and
     V the vocabulary size. In the second model runner, tables of sampling penalties stay, but only
     some releases count them.
+
+    Args:
+        start: The GPU when the engine starts.
     """
     rules: Release = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS

@@ -28,10 +28,11 @@ DENSE_FAMILIES = ("qwen3", "llama", "mistral")
 class Release(NamedTuple):
     """vLLM's rules of memory and defaults from version `since` on.
 
-    The first runner is v1/worker/gpu_model_runner.py, the second is v1/worker/gpu/model_runner.py.
+    The first model runner is v1/worker/gpu_model_runner.py, the second is
+    v1/worker/gpu/model_runner.py.
 
     Attributes:
-        since: The first version with these rules.
+        since: The first version with these rules, such as (0, 11, 0).
         utilization: Default of --gpu-memory-utilization (config/cache.py).
         sampler: How the first runner samples in the profile run
             (v1/sample/ops/topk_topp_sampler.py). "sort": fp32 logits are sorted. "flashinfer": fp32
@@ -43,8 +44,9 @@ class Release(NamedTuple):
         counts_consumed: Whether the profile counts all consumed memory, and not only torch's peak
             (utils/mem_utils.py).
         runner_v2: Models that the second runner takes by default (config/vllm.py:
-            use_v2_model_runner): "" for none, "qwen3", "plain", "listed", "dense" or "all". See
-            `takes_runner_v2`.
+            use_v2_model_runner): "" for none; "qwen3", "plain" (also Llama and Mistral), "listed"
+            (also quantized weights and some mixtures of experts), "dense" (all dense models) or
+            "all".
         sampler_v2: Bytes per request and vocabulary entry when the second runner samples in the
             profile run (v1/worker/gpu/model_runner.py).
         small_gb10: Whether a GB10 has the defaults of small GPUs (engine/arg_utils.py:
@@ -106,13 +108,13 @@ LATEST = RELEASES[-1]
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: Release, tokens: int, model: Model
 ) -> Defaults:
-    """Return the defaults of a vLLM server on a GPU.
+    """Return the defaults of a vLLM server on a GPU: tokens, sequences and passes in flight.
 
-    Below 70 GiB, and on an A100: 2048 tokens per pass and 256 sequences. Other GPUs: 8192 tokens
-    (16384 from 160 GiB, in some releases) and 1024 sequences. Sequences never exceed tokens. At
-    least two passes are in flight, because scheduling is asynchronous (config/vllm.py:
-    max_concurrent_batches). Pipeline stages need one pass each, and one more with the second
-    runner.
+    GPUs below 70 GiB, and the A100, have 2048 tokens per forward pass and 256 sequences. Other GPUs
+    have 8192 tokens (16384 from 160 GiB, in some releases) and 1024 sequences. Sequences never
+    exceed tokens. In releases that reserve tokens for passes in flight, at least two passes are,
+    because scheduling is asynchronous (config/vllm.py: max_concurrent_batches). Pipeline stages
+    need one pass each, and one more with the second model runner.
 
     Args:
         gpu: The GPU model.
@@ -180,9 +182,10 @@ def _takes_runner_v2(model: Model, group: str, formats: Formats) -> bool:
 
 
 def listed_family(model: Model) -> str:
-    """Return the model family, such as "llama", in vLLM's list for the second runner.
+    """Return the model family, such as "llama", in vLLM's list of models for the second runner.
 
-    "" means that the list does not contain the model's type.
+    vLLM has two model runners, and moves families to the second one by release. "" means that the
+    list does not contain the model's type.
     """
     if model.model_type == "qwen3":
         return "qwen3"
