@@ -419,13 +419,13 @@ def run_allocations(
 ) -> AllocationRun:
     """Compute what three memory allocators do with each line of a script of allocations.
 
-    The allocators are contiguous slots, first fit of exact pieces, and pages. If a request does not
-    fit in an allocator, this allocator skips it.
+    They use contiguous slots, exact pieces (first fit), and pages. A request that does not fit in
+    an allocator is skipped there.
 
     Args:
         steps: The lines of the script from `read_script`, without its `memory` line.
         memory: Memory of each allocator in token slots.
-        longest: Tokens of each slot of the contiguous allocator: the longest possible sequence.
+        longest: Tokens of each contiguous slot: the longest possible sequence.
         block: Tokens of a block of the paged allocator.
 
     Raises:

@@ -152,7 +152,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def num_requested(self) -> int:
-        """Return the number of requested sequences on the dp rank with the most sequences."""
+        """Return the number of requested sequences on one data-parallel rank.
+
+        If the sequences do not divide evenly, this is the rank with the most sequences.
+        """
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
@@ -379,7 +382,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def kv_budget(self) -> int:
         """Return the bytes of one GPU's KV cache, in the estimate that the request selects.
 
-        A cache size in the options is returned unchanged. The result is never negative.
+        A cache size in the options is returned unchanged. The result is never negative. It is 0 if
+        the engine cannot start because other processes use its memory.
         """
         return self.cache_bytes(self.stage, self.estimate_terms)
 
@@ -562,9 +566,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether all requested sequences fit.
+        """Return whether all requested sequences fit in the replica.
 
-        A cache size in the options counts even if it exceeds the remaining memory.
+        If the options state the size of the KV cache, it counts as given, even if it exceeds the
+        memory that weights and activations leave.
         """
         has_memory = self.has_given_cache or self.shortage_bytes == 0
         return has_memory and self.sequences >= self.options.requested_num_seqs
@@ -659,10 +664,9 @@ def make_fit(
 
     Args:
         requested: The deployment as requested.
-        run: The deployment as the engine runs it, from `resolve_deployment`.
+        run, release, remarks: Results of `resolve_deployment`: the deployment as the engine runs
+            it, the rules of the engine's version, and remarks for the user.
         options: The options of the request.
-        release: The rules of the engine's version; None without versions.
-        remarks: Remarks for the user on the engine's choices.
     """
     engine, ranks = options.rules, run.parallelism
     defaults = engine.defaults(

@@ -187,13 +187,16 @@ class Budget(NamedTuple):
 
     @property
     def cache(self) -> Any:
-        """Return the bytes for the KV cache; negative if the other memory exceeds the share."""
+        """Return the bytes of one GPU for the KV cache.
+
+        The result is negative if the other memory exceeds the engine's share.
+        """
         working = 0 if self.excludes_activations else self.activation + self.overhead
         return self.share - self.weights - working
 
     @property
     def weights_fit(self) -> bool:
-        """Return whether the weights alone fit in the memory that the engine may use."""
+        """Return whether one GPU's weights fit in the memory that the engine may use, without a cache."""
         return bool(self.weights <= self.share)
 
 

@@ -266,7 +266,7 @@ def advice(
 
     Args:
         result: The capacity of the request.
-        model_name: The model's name as typed.
+        model_name: The model's name as typed; "" if unknown.
         as_command: Whether the request is an engine's command line. The advice then names the
             engine's own flags instead of kvcalc's options.
         all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.

@@ -67,8 +67,8 @@ class Adviser(NamedTuple):
     def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
         """Return a changed start for which this number of users of this length must fit.
 
-        With llama.cpp, the number is at least the slots of the start, because all slots are
-        allocated.
+        With llama.cpp, the number is at least the slots of the start, because llama.cpp allocates
+        all slots when it starts.
 
         Args:
             change: The changed start.

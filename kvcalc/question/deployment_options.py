@@ -53,9 +53,9 @@ class ShardingOptions(Question, frozen=True):
             published checkpoint.
         set_: Changes of the model's fields, such as `layers=40`.
         tp: GPUs for tensor parallelism; 0 (the text `auto`) tries 1, 2, 4 and 8.
-        pp: GPUs for pipeline parallelism: the number of stages.
-        dp: Groups for data parallelism.
-        ep: GPUs for expert parallelism.
+        pp: Pipeline stages (pipeline parallelism).
+        dp: Data-parallel groups, which serve different sequences.
+        ep: GPUs over which the experts are spread (expert parallelism).
         enable_expert_parallel: Whether the experts are spread over all tp · dp GPUs.
         dcp: GPUs for decode-context parallelism.
     """

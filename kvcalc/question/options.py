@@ -403,7 +403,9 @@ def _typed_parameters(spec: type[Question], values: Mapping[str, Any]) -> list[P
 
 
 def items_of(value: Any, name: str = "list") -> list[Any]:
-    """Return the items of a comma-separated text or a Python list. A number is one item.
+    """Return the items of a comma-separated text, such as "1k,2k", or of a Python list.
+
+    A number is one item. Items of a text stay texts.
 
     Args:
         value: The text, list or number.

@@ -122,10 +122,8 @@ def check_steps(name: str, count: int, max_count: int = MAX_STEPS) -> None:
 class Workload(Question, frozen=True):
     """The requests that a simulated server receives: a trace, or random requests.
 
-    Benchmark clients (`inferencex`, `aiperf`) send prompts through the engine's front end, so the
-    front end's time is part of TTFT. They send warm-up requests first. Default lengths have the
-    mean and 99th percentile of Azure's conversation trace of 2023, with 19,366 requests
-    (github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv).
+    Default lengths have the mean and 99th percentile of Azure's conversation trace of 2023, with
+    19,366 requests (github.com/Azure/AzurePublicDataset, data/AzureLLMInferenceTrace_conv.csv).
 
     Attributes:
         requests: File of a trace; '' for random requests.
@@ -137,13 +135,16 @@ class Workload(Question, frozen=True):
         input_len, output_len: Prompt and output tokens: a number, or a distribution such as
             `uniform:100,2000` or `lognormal:MEAN,P99`.
         seed: Seed of random arrivals and lengths.
-        client: '' derives the client from the other options. `inferencex` sends 10 prompts per
-            client, each after the previous answer, without a prefix cache. Lengths are uniform
-            between 0.8 times the nominal length and the nominal length. `aiperf` differs from
-            `inferencex` only in its lengths, which are exactly the nominal lengths.
+        client: Load generator to imitate. `open` does not wait for answers, `closed` does; '' is
+            `closed` if `max_concurrency` is given, else `open`. `inferencex` and `aiperf` are
+            benchmark clients. They send warm-up requests first. Their prompts pass the engine's
+            front end, so its time is part of the time to the first token (TTFT). `inferencex` sends
+            10 prompts per client, each after the previous answer, without a prefix cache. Lengths
+            are uniform between 0.8 times the nominal length and the nominal length. `aiperf`
+            differs from `inferencex` only in its lengths, which are exactly the nominal lengths.
         think_time: Seconds that a client waits between an answer and its next request.
-        prefix_hit_rate: Share of each prompt that is already in a prefix cache. All prompts begin
-            with one prefix, which is stored once.
+        prefix_hit_rate: Share of each prompt that is already in a prefix cache, from 0 to 1. All
+            prompts begin with one prefix, which is stored once.
     """
 
     requests: str = ""

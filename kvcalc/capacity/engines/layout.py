@@ -141,7 +141,9 @@ def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCa
 
 
 def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
-    """Return one `Pages` for each sublayer of a layer with a KV cache.
+    """Return what each sublayer of a layer stores in the KV cache, sorted by the kind of page.
+
+    A layer that stores nothing has an empty list.
 
     Args:
         engine: Name of the engine, for the message.
@@ -169,7 +171,9 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return pairs (pages of a sublayer, number of layers with them) of a pipeline stage.
+    """Return what the sublayers of a pipeline stage store in the KV cache, with their numbers.
+
+    The items are pairs (pages of a sublayer, number of layers with equal pages).
 
     Args:
         engine: Name of the engine, for the message.
@@ -333,7 +337,10 @@ class CacheLayout:
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the number of blocks of one sequence of `length` tokens; None without blocks."""
+        """Return the number of blocks of one sequence of `length` tokens on one GPU.
+
+        None means that the engine has no blocks.
+        """
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
@@ -378,9 +385,9 @@ class CacheLayout:
     def breakpoints(self) -> list[Record]:
         """Return the bytes of one sequence on one GPU as linear pieces: fixed + slope · tokens.
 
-        There is one dict per range of lengths, with the keys `from_tokens`, `fixed_bytes`,
-        `bytes_per_token`, `block_tokens` and `cause`. A new piece begins where a part stops
-        growing, such as at the size of a sliding window.
+        There is one dict per range of lengths. Its keys are `from_tokens` (the first length),
+        `fixed_bytes`, `bytes_per_token` (the slope), `block_tokens` (tokens of a block) and
+        `cause`: what stops growing at this length, such as "window".
         """
         return segments(self.demands)
 
@@ -710,8 +717,9 @@ def segments(demands: Sequence[BlockDemand]) -> list[Record]:
 
     Returns:
         One dict per piece: its first length `from_tokens`, `fixed_bytes`, the slope
-        `bytes_per_token` (an int if it is whole, otherwise a float), `block_tokens`, and `cause`:
-        what stops growing at this length, such as "window"; "" from 0 tokens on.
+        `bytes_per_token` (an int if it is whole, otherwise a float), `block_tokens` (tokens of the
+        largest block that still grows), and `cause`: what stops growing at this length, such as
+        "window"; "" from 0 tokens on.
     """
     causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
     results: list[Record] = []

@@ -387,7 +387,8 @@ class SGLang(CacheLayout):
         """Return one request's part of the scarcest pool, converted to bytes of the budget.
 
         The pools are for tokens, for sliding windows and for recurrent states. Example: a request
-        that needs 1% of the scarcest pool counts as 1% of the budget. The result is an array.
+        that needs 1% of the scarcest pool counts as 1% of the budget, so that callers can add the
+        bytes of requests. The result is an array.
 
         Args:
             budget: Bytes of one GPU for the KV cache.

@@ -442,8 +442,8 @@ def peak(
     """Return the peak bytes of one GPU in vLLM's profile run, and the step that reaches the peak.
 
     The peak is the workspace of GEMMs plus the largest of four steps: forward pass, sampler, vision
-    encoder and compilation. The name is reliable only if `start.sequences` is an int. The bytes are
-    an array if it is an array.
+    encoder and compilation. If `start.sequences` is an array, the bytes are an array and the name
+    of the step is not reliable.
 
     Args:
         start: The GPU when the engine starts.
@@ -541,7 +541,7 @@ def latent_width(model: Model, ranks: Parallelism) -> int:
 
 
 def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
-    """Return the weight formats of all matrices of experts; empty without experts."""
+    """Return the weight format of each matrix of experts in the model; empty without experts."""
     return [formats.weight_format(n, weight) for n, weight, _ in model.walk() if weight.expert]
 
 
@@ -614,7 +614,8 @@ def image_outputs(start: EngineStartup) -> Any:
     """Return the bytes of one GPU that stay allocated after the vision encoder's profile run.
 
     They are the encoder's outputs and the pixels of the batch of images in this run. The result is
-    0 without a vision encoder on this GPU. It is an array if `start.sequences` is one.
+    0 without a vision encoder on this GPU. If `start.sequences` is an array, the result is an
+    array.
 
     Args:
         start: The GPU when the engine starts.
@@ -631,7 +632,7 @@ def encoder(start: EngineStartup) -> Any:
 
     They are 2 bytes for each element, for all images of the profile run. The elements of a patch
     are its pixel values, four rows of the encoder's width and two of its MLP's width on this GPU.
-    The result is an array if `start.sequences` is one.
+    If `start.sequences` is an array, the result is an array.
 
     Args:
         start: The GPU when the engine starts.
