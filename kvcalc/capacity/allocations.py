@@ -419,8 +419,7 @@ def run_allocations(
 ) -> AllocationRun:
     """Compute what three memory allocators do with each line of a script of allocations.
 
-    They use contiguous slots, exact pieces (first fit), and pages. A request that does not fit in
-    an allocator is skipped there.
+    They use contiguous slots, exact pieces (first fit), and pages. They skip what does not fit.
 
     Args:
         steps: The lines of the script from `read_script`, without its `memory` line.

@@ -196,7 +196,7 @@ class Budget(NamedTuple):
 
     @property
     def weights_fit(self) -> bool:
-        """Return whether one GPU's weights fit in the memory that the engine may use, without a cache."""
+        """Return whether one GPU's weights alone fit in the memory that the engine may use."""
         return bool(self.weights <= self.share)
 
 
