@@ -419,13 +419,11 @@ def run_allocations(
 ) -> AllocationRun:
     """Compute what three memory allocators do with each line of a script of allocations.
 
-    They use contiguous slots, exact pieces (first fit), and pages. They skip what does not fit.
-
     Args:
         steps: The lines of the script from `read_script`, without its `memory` line.
         memory: Memory of each allocator in token slots.
-        longest: Tokens of each contiguous slot: the longest possible sequence.
-        block: Tokens of a block of the paged allocator.
+        longest: Tokens of each slot of the contiguous allocator: the longest possible sequence.
+        block: Tokens of a block of the paged allocator. The third allocator is first fit.
 
     Raises:
         UserError: `memory` exceeds 2^27 token slots.

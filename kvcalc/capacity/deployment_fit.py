@@ -53,12 +53,10 @@ class CapacityLimits(NamedTuple):
     """The smallest resources that fit the requested sequences, and the largest settings that fit.
 
     Attributes:
-        cache: Smallest KV cache in bytes per GPU that stores the requested sequences, on the
-            pipeline stage that needs the most.
-        utilization: Smallest gpu_memory_utilization with which the requested sequences fit, in
-            steps of 0.0001; None if it is above 1.
-        sequences: Largest max_num_seqs of all data-parallel ranks together for which this number of
-            sequences fits.
+        cache: Smallest KV cache that fits them: bytes per GPU of the stage that needs the most.
+        utilization: Smallest gpu_memory_utilization that fits them, in steps of 0.0001; None if it
+            is above 1.
+        sequences: Largest max_num_seqs, over all data-parallel ranks, of which all sequences fit.
         length: Largest max_model_len in tokens, with the requested or the engine's own
             max_num_seqs. None means without a limit.
     """
@@ -72,8 +70,8 @@ class CapacityLimits(NamedTuple):
 class Fit(msgspec.Struct, frozen=True, dict=True):
     """The capacity of a deployment: its memory, its KV cache budget, and how many sequences fit.
 
-    Each property is computed when it is first read. All bytes are for one GPU of the pipeline stage
-    that fits the smallest number of sequences. Numbers of sequences are for the whole replica (all
+    Properties are computed when they are first read. All bytes are for one GPU of the pipeline
+    stage that fits the fewest sequences. Numbers of sequences are for the whole replica (all
     data-parallel ranks), unless stated otherwise.
 
     Attributes:
@@ -138,11 +136,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate(self) -> str:
-        """Return which of three estimates of the KV cache budget counts: "low", "middle" or "high".
-
-        Published engine starts differ in their memory. "low" is the cautious estimate, with the
-        smallest budget.
-        """
+        """Return the estimate of the KV cache budget that counts: "low", "middle" or "high".
+        Published starts of an engine differ in their memory. "low" has the smallest budget."""
         return self.options.estimate
 
     @property
@@ -152,10 +147,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def num_requested(self) -> int:
-        """Return the number of requested sequences on one data-parallel rank.
-
-        If the sequences do not divide evenly, this is the rank with the most sequences.
-        """
+        """Return the requested sequences of one data-parallel rank: of the rank with the most."""
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
@@ -196,13 +188,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
         """Return the bytes of one GPU outside the KV cache: weights, activations and overhead.
 
-        Corrections from a log are added. Sizes in the options, such as `weight_bytes`, replace the
-        predicted sizes.
+        Corrections from a log are added. Sizes in the options, such as `weight_bytes`, have
+        priority.
 
         Args:
             start: The GPU when the engine starts, from `startup`.
-            estimate: Estimate of the KV cache budget: "low" (most memory outside the cache),
-                "middle" or "high".
+            estimate: Estimate of the KV cache budget: "low" (least budget), "middle" or "high".
         """
         options = self.options
         terms = self.engine.memory(start, estimate)
@@ -232,9 +223,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
         Args:
             terms: Bytes of the GPU outside the KV cache.
-            utilization: Share of the memory that the engine may use, to try another than the
-                request's; 0 means the request's own.
-            gpu: GPU model to try instead of the request's; None means the request's own.
+            utilization: Share of the memory that the engine may use; 0 means the request's own.
+            gpu: GPU model; None means the request's own.
         """
         return budget(
             memory=(gpu or self.gpu).usable_bytes,
@@ -262,11 +252,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def missing_free_bytes(self) -> int:
         """Return the bytes of one GPU that the engine needs to start, but other processes use.
-
-        The result is 0 if enough is free, or if the engine does not check the free memory. vLLM
-        refuses to start if, after it has made its CUDA context, less memory is free than its share
-        of the total (v1/worker/utils.py: request_memory, 0.33).
-        """
+        The result is 0 if enough is free, or if the engine does not check it. vLLM refuses to start
+        if less memory is free than its share of the total, after it has made its CUDA context
+        (v1/worker/utils.py: request_memory, 0.33)."""
         memory, in_use = self.gpu.usable_bytes, self.options.memory_in_use
         is_checked = self.engine.checks_free_memory and self.utilization_basis == "total"
         if not (in_use and is_checked):
@@ -291,10 +279,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
 
     def planner(self) -> Callable[[int], CacheLayout]:
-        """Return a function that takes a pipeline stage's index and returns its cache layout.
-
-        A cache layout states how the KV cache of one GPU of the stage is divided into blocks.
-        """
+        """Return a function that takes a pipeline stage's index and returns its cache layout."""
         if not any(layer.parts for layer in self.layers):
             return lambda stage: NoCache(self.max_num_seqs)
         return self.engine.plan(self.layers, self.ranks, self.settings)
@@ -306,21 +291,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def stage_terms(self) -> dict[str, list[MemoryBreakdown]]:
-        """Return the bytes of one GPU outside the KV cache, for each estimate and pipeline stage.
-
-        The keys are the estimates "low", "middle" and "high"; engines without a memory range have
-        only "middle". Each value has one item per pipeline stage.
-        """
+        """Return the bytes of one GPU outside the KV cache: by estimate, then by pipeline stage.
+        The estimates are "low", "middle" and "high"; engines without a range have only "middle"."""
         starts = [self.startup(stage) for stage in range(self.ranks.pp)]
         estimates = ESTIMATES if self.engine.has_memory_range else ("middle",)
         return {name: [self.memory(start, name) for start in starts] for name in estimates}
 
     @cached_property
     def stage(self) -> int:
-        """Return the index of the pipeline stage that fits the smallest number of sequences.
-
-        This stage limits the deployment. The bytes of `Fit` are those of one of its GPUs.
-        """
+        """Return the index of the pipeline stage that fits the fewest sequences, the bottleneck."""
         length, shared = self.length, self.options.shared_prefix
         capacities = []
         for stage, terms in enumerate(self.stage_terms[self.estimate]):
@@ -335,10 +314,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """Return what one GPU of `stage` stores in its KV cache, without an engine's padding.
-
-        It counts the bytes of keys, values, latents and states, without blocks and reserved blocks.
-        """
+        """Return what one GPU of `stage` stores in its KV cache, without blocks and padding."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -353,9 +329,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def estimate_terms(self) -> MemoryBreakdown:
         """Return the bytes of one GPU of `stage` outside the KV cache, in the request's estimate.
-
-        `self.estimate` names the estimate: "low", "middle" or "high".
-        """
+        `self.estimate` names the estimate: "low", "middle" or "high"."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -368,11 +342,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Return the bytes of one GPU of `stage` for the KV cache, by name of the estimate.
-
-        The estimates are "low", "middle" and "high". The bytes are negative if weights and other
-        memory exceed the engine's share. A cache size in the options is ignored.
-        """
+        """Return the bytes of one GPU of `stage` for the KV cache, in each estimate, by its name.
+        They are negative if other memory exceeds the engine's share. A size in the options is
+        ignored."""
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
         }
@@ -380,18 +352,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Return the bytes of one GPU's KV cache, in the estimate that the request selects.
-
-        A cache size in the options is returned unchanged. The result is never negative. It is 0 if
-        the engine cannot start because other processes use its memory.
-        """
+        """Return the bytes of one GPU's KV cache, in the estimate `self.estimate`; at least 0.
+        A cache size in the options is returned unchanged."""
         return self.cache_bytes(self.stage, self.estimate_terms)
 
     def budget_at(self, estimate: str) -> int:
         """Return the bytes of one GPU's KV cache in the "low", "middle" or "high" estimate.
-
-        A cache size in the options is returned for each estimate. The result is never negative.
-        """
+        A cache size in the options is returned for each estimate. The result is never negative."""
         if self.has_given_cache or self.missing_free_bytes:
             return self.kv_budget
         return max(0, self.remaining[estimate])
@@ -399,28 +366,22 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def capacity(self) -> int:
         """Return how many sequences of `length` tokens the KV cache of the replica stores.
-
-        The engine is set up for the requested `max_num_seqs`, whatever the result is. `sequences`
-        instead counts the sequences that fit if the engine is set up for exactly these sequences.
-        """
+        The engine is set up for the requested `max_num_seqs`, unlike in `sequences`."""
         shared = self.options.shared_prefix
         sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
         return sequences * self.ranks.dp
 
     @cached_property
     def sequences(self) -> int:
-        """Return how many sequences of `length` tokens fit in the replica, in the usual estimate.
-
-        The engine is set up for this number of sequences (`max_num_seqs`). `self.estimate` names
-        the estimate of the memory: "low", "middle" or "high".
-        """
+        """Return how many sequences of `length` tokens fit in the replica, by `self.estimate`.
+        The engine is set up for this number of sequences (`max_num_seqs`)."""
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
         """Return how many sequences of `length` tokens fit in the replica in one estimate.
 
-        The engine is set up for this number of sequences. A higher `max_num_seqs` needs more memory
-        outside the KV cache.
+        The engine is set up for this number. A higher `max_num_seqs` needs more memory outside the
+        cache.
 
         Args:
             estimate: "low", "middle" or "high" estimate of the KV cache budget.
@@ -486,19 +447,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def longest_length(self) -> int | None:
         """Return the largest length in tokens at which all requested sequences fit.
-
-        None means without a limit. The model's own maximum does not count.
-        """
+        None means without a limit. The model's own maximum does not count."""
         return self._longest_length_of_stages()
 
     @property
     def longest_context(self) -> int | None:
         """Return the largest length that memory and model allow, in tokens; None without a limit.
-
         The model's maximum does not count if the request exceeds it. Example: 203,776 tokens fit in
         the memory, and the model was made for 40,960. The result is 40,960, or 203,776 if 102,400
-        were requested.
-        """
+        were requested."""
         maximum = self.model.max_context
         if maximum is None or self.length > maximum:
             return self.longest_length
@@ -537,29 +494,21 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def shortage_bytes(self) -> int:
-        """Return the bytes that one GPU lacks before any KV cache; 0 if nothing is missing.
-
-        These are the bytes by which weights, activations and overhead exceed the engine's share. If
-        other processes use memory that the engine needs to start, these are `missing_free_bytes`.
-        """
+        """Return the bytes by which one GPU's other memory exceeds the engine's share; at least 0.
+        If other processes use memory that the engine needs to start, return
+        `missing_free_bytes`."""
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether weights and working memory exceed the engine's share on any stage.
-
-        No KV cache is then possible.
-        """
+        """Return whether other memory than the KV cache exceeds the engine's share on any stage."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
     @property
     def excess_bytes(self) -> int:
-        """Return the bytes by which a KV cache size in the options exceeds the remaining memory.
-
-        The bytes are for one GPU. The result is 0 if the cache fits, or if the options state no
-        size.
-        """
+        """Return the bytes of one GPU by which a cache size in the options exceeds the free memory.
+        The result is 0 if the cache fits, or if the options state no size."""
         if not self.has_given_cache:
             return 0
         return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])
@@ -567,27 +516,20 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def fits(self) -> bool:
         """Return whether all requested sequences fit in the replica.
-
-        If the options state the size of the KV cache, it counts as given, even if it exceeds the
-        memory that weights and activations leave.
-        """
+        A cache size in the options counts as given, even if it exceeds the remaining memory."""
         has_memory = self.has_given_cache or self.shortage_bytes == 0
         return has_memory and self.sequences >= self.options.requested_num_seqs
 
     @property
     def starts(self) -> bool:
         """Return whether the engine would start.
-
-        Some engines refuse to start if not even one sequence of `length` tokens fits.
-        """
+        Some engines refuse to start if not even one sequence of `length` tokens fits."""
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
 
     @property
     def headroom_bytes(self) -> int:
         """Return the bytes of one GPU's KV cache that the requested sequences leave free.
-
-        The result is negative by the missing bytes if the sequences do not fit.
-        """
+        The result is negative by the missing bytes if the sequences do not fit."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage_bytes
@@ -596,19 +538,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def margin_bytes(self) -> int:
         """Return the bytes that the estimate keeps free on one GPU as a safety margin.
-
-        The result is positive in the low estimate and negative in the high estimate.
-        """
+        The result is positive in the low estimate and negative in the high estimate."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
     def memory_parts(self) -> dict[str, int]:
         """Return the parts of one GPU's memory in bytes, by name, in the request's estimate.
-
         Names are, for example, "weights", "activations" and "CUDA graphs". The sum of the parts is
         the GPU's memory. "KV cache" is negative if the other parts exceed the engine's share. The
         last part is outside the share: "left free", "missing" (negative), or with SGLang
-        "activations and CUDA graphs".
-        """
+        "activations and CUDA graphs"."""
         terms, budget = self.estimate_terms, self.estimate_budget
         parts = {**terms.startup, "weights": terms.language, **terms.extra}
         if not budget.excludes_activations:
@@ -628,8 +566,6 @@ def resolve_deployment(
     deployment: TimedDeployment, options: FitOptions
 ) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
     """Return the deployment as the engine really runs it, the rules of its version, and remarks.
-
-    For example, an engine may store the cache in another data type than the model states.
 
     Returns:
         The deployment with the engine's data types and formats. The rules of the engine's version;
@@ -659,8 +595,6 @@ def make_fit(
     remarks: tuple[str, ...] = (),
 ) -> Fit:
     """Return the capacity of a resolved deployment, with the defaults of the engine and the model.
-
-    `fit` is the usual entry; this function is for callers that resolve a deployment once.
 
     Args:
         requested: The deployment as requested.
@@ -734,8 +668,7 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
 
     Args:
         deployment: Model, GPU, precision and parallelism.
-        options: Engine, its settings, and the requested sequences and lengths; None for the
-            defaults.
+        options: Engine, its settings, and the requested sequences; None for the defaults.
 
     Raises:
         UserError: The engine cannot run the deployment with these options.
@@ -754,14 +687,9 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
 
 
 def at_longest_length(result: Fit) -> Fit:
-    """Return the capacity at a shorter context that fits, if the request states no context.
-
-    If the model's maximum context does not fit, the longest context that fits replaces it. Return
-    `result` unchanged if it fits, if a context was requested, or if no token fits.
-
-    Args:
-        result: The capacity at the requested context, or at the model's maximum context.
-    """
+    """Return the capacity at the longest context that fits, if the request states no context.
+    This context replaces the model's maximum. Return `result` unchanged if it fits, if a context
+    was requested, or if no token fits."""
     if result.fits or result.options.max_model_len or not result.longest_length:
         return result
     options = replace(result.options, max_model_len=result.longest_length)

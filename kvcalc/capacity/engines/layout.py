@@ -118,10 +118,7 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer for each distinct set of stored entries: the first layer that has it.
-
-    Rules then run once for all equal layers.
-    """
+    """Return one layer for each distinct set of stored entries: the first layer that has it."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
@@ -197,9 +194,6 @@ def find_unsupported(entries: Sequence[CacheEntry]) -> str:
     Engines have pages for recurrent and convolution states. They also have pages for one row of
     keys and values, or of latents, per token. Such rows have the dtype of the cache, and at most
     one limit, which keeps the last rows (a window). At most one index key per token is allowed.
-
-    Args:
-        entries: The cache entries (kinds of stored rows) of the sublayer.
     """
     for entry in entries:
         role = entry.role.replace("_", " ")
@@ -253,11 +247,7 @@ class BlockDemand(NamedTuple):
     cause: str = ""
 
     def count(self, tokens: Any) -> Any:
-        """Return the number of blocks that one sequence needs for this summand.
-
-        Args:
-            tokens: Length of the sequence in tokens; an int or an integer array.
-        """
+        """Return the blocks of one sequence of `tokens` tokens: an int or an integer array."""
         if self.cap >= 0:
             tokens = minimum(tokens, self.cap)
         return -(-tokens // self.block) + self.extra
@@ -295,11 +285,7 @@ class CacheLayout:
         raise NotImplementedError
 
     def pool(self, budget: Any) -> Any:
-        """Return the bytes of one GPU that the engine allocates of a budget, such as whole blocks.
-
-        Args:
-            budget: Bytes of the GPU for the KV cache; an int or an integer array.
-        """
+        """Return the bytes that the engine allocates of a budget in bytes (int or int array)."""
         return budget
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
@@ -319,8 +305,7 @@ class CacheLayout:
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the bytes of those parts of one GPU's KV cache that the engine logs separately.
 
-        The keys are those of a `fit` record, such as `window_cache_bytes`. The result is empty for
-        an engine that logs only the total.
+        The keys are those of a `fit` record, such as `window_cache_bytes`. Most engines have none.
 
         Args:
             sequences: Requested sequences of one data-parallel rank.
@@ -329,25 +314,18 @@ class CacheLayout:
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Return the number of KV cache blocks of one GPU; None for an engine without blocks.
-
-        Args:
-            budget: Bytes of the GPU for the KV cache.
-        """
+        """Return the KV cache blocks of one GPU in a budget of bytes; None without blocks."""
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the number of blocks of one sequence of `length` tokens on one GPU.
-
-        None means that the engine has no blocks.
-        """
+        """Return the blocks of one sequence of `length` tokens on one GPU; None without blocks."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
         """Return how many sequences of `length` tokens one GPU's KV cache stores, as a fraction.
 
-        The fraction is the allocated bytes ÷ the bytes of one sequence, such as 13.7. It is 0.0 if
-        a sequence needs no bytes.
+        The fraction is the allocated bytes ÷ the bytes of one sequence, such as 13.7; 0 without a
+        cache.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -366,11 +344,7 @@ class CacheLayout:
         return int(self.concurrency(budget, length) * length)
 
     def request_pool(self, budget: int) -> int:
-        """Return the bytes of one GPU's KV cache that requests may use, without reserved blocks.
-
-        Args:
-            budget: Bytes of the GPU for the KV cache.
-        """
+        """Return the bytes of one GPU's budget that requests may use, without reserved blocks."""
         return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
@@ -384,20 +358,15 @@ class CacheLayout:
 
     def breakpoints(self) -> list[Record]:
         """Return the bytes of one sequence on one GPU as linear pieces: fixed + slope · tokens.
-
         There is one dict per range of lengths. Its keys are `from_tokens` (the first length),
         `fixed_bytes`, `bytes_per_token` (the slope), `block_tokens` (tokens of a block) and
-        `cause`: what stops growing at this length, such as "window".
-        """
+        `cause`: what stops growing at this length, such as "window"."""
         return segments(self.demands)
 
     def describe(self, length: int) -> list[str]:
-        """Return the calculation of one sequence's bytes on one GPU as text, one line per summand.
+        """Return how the bytes of a sequence of `length` tokens on one GPU are computed, as lines.
 
         Example: "2,048 blocks of 16 tokens × 2,097,152 B = 4,294,967,296 B".
-
-        Args:
-            length: Tokens of the sequence.
         """
         lines = []
         for demand in self.demands:
@@ -428,8 +397,7 @@ class CacheLayout:
     def max_extra_sequences(self, memory: int, length: int) -> int:
         """Return how many more sequences fit in memory outside the KV cache, such as host memory.
 
-        The sequences are those of one data-parallel rank. The result is 0 if sequences need no
-        bytes.
+        The sequences are those of one data-parallel rank; 0 if they need no bytes.
 
         Args:
             memory: Bytes of this other memory per GPU.
@@ -454,11 +422,7 @@ class CacheLayout:
 
 
 class NoCache(CacheLayout):
-    """The layout of a model without a KV cache: only `max_num_seqs` limits its sequences.
-
-    Args:
-        max_num_seqs: Maximum sequences of one data-parallel rank.
-    """
+    """The layout of a model without a KV cache: only `max_num_seqs` limits its sequences."""
 
     def __init__(self, max_num_seqs: int) -> None:
         self.max_num_seqs = max_num_seqs
@@ -473,8 +437,7 @@ class NoCache(CacheLayout):
 class LinearLayout(CacheLayout):
     """A layout in which n sequences of equal length need common + n · own bytes on one GPU.
 
-    A subclass states the two numbers in `costs`. The maximum number of sequences then follows from
-    a division, without a search.
+    A subclass states both numbers in `costs`.
     """
 
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
@@ -504,8 +467,6 @@ class LinearLayout(CacheLayout):
 class BlockPool(LinearLayout):
     """A pool of equal blocks on one GPU, from which every KV cache group of layers takes blocks.
 
-    `demands` has one item for each group of layers.
-
     Attributes:
         bytes_per_block: Bytes of a block over all layers of the pipeline stage.
         null_blocks: Number of placeholder blocks that no sequence gets.
@@ -517,8 +478,7 @@ class BlockPool(LinearLayout):
     def num_blocks(self, budget: Any) -> Any:
         """Return the number of blocks in a budget: ⌊budget / bytes_per_block⌋, with null blocks.
 
-        Null blocks are placeholders that no sequence gets. A stage without cached layers has only
-        null blocks.
+        No sequence gets the null blocks. A stage without cached layers has only these.
 
         Args:
             budget: Bytes of one GPU for the KV cache; an int or an integer array.
@@ -549,14 +509,10 @@ class BlockPool(LinearLayout):
         return self.num_blocks(budget) * self.bytes_per_block
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return how many sequences fit as a fraction: all blocks ÷ the blocks of one sequence.
+        """Return how many sequences of `length` tokens fit in a budget in bytes, as a fraction.
 
-        vLLM logs this number when it starts ("Maximum concurrency"). It does not subtract the
-        placeholder block, which no sequence gets.
-
-        Args:
-            budget: Bytes of one GPU for the KV cache.
-            length: Tokens of each sequence.
+        It is the blocks of one GPU ÷ the blocks of one sequence, which vLLM logs when it starts as
+        "Maximum concurrency". Like vLLM, it does not subtract the placeholder block.
         """
         blocks = self.request_blocks(length)
         return float(self.num_blocks(budget) / blocks) if blocks else 0.0
@@ -658,10 +614,7 @@ def stored_at(rows: Iterable[LayerRows], tokens: Any) -> Any:
 
 
 def layer_entries(layer: LayerCache) -> Iterable[StoredEntry]:
-    """Return the stored cache entries, such as keys and values, of all sublayers of a layer.
-
-    Engines without their own rule use this function as `Engine.content`.
-    """
+    """Return the stored cache entries, such as keys and values, of all sublayers of a layer."""
     return (entry for part in layer.parts for entry in part)
 
 
@@ -672,8 +625,6 @@ def content_of(
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
 ) -> Content:
     """Return what one GPU of a pipeline stage stores in its KV cache, without blocks and padding.
-
-    The rows have the formats of the engine.
 
     Args:
         layers: All layers of the model, in order.

@@ -143,11 +143,9 @@ def load_weights(
 
 def allocated(size: int) -> int:
     """Return the bytes that torch's caching allocator counts for a tensor of `size` bytes.
-
     The allocator rounds up to multiples of 512 bytes. From 10 MiB on, it takes segments of 2 MiB.
     It then also counts the rest of the last segment if this rest is at most 1 MiB. Example: 100
-    bytes count as 512.
-    """
+    bytes count as 512."""
     size = -(-size // ALLOCATION_STEP) * ALLOCATION_STEP
     segment = -(-size // SEGMENT_BYTES) * SEGMENT_BYTES
     return segment if size >= LARGE_BYTES and segment - size <= SPLIT_BYTES else size
@@ -178,9 +176,6 @@ def _padded_bytes(is_hopper: bool, weight: Weight, local: Weight) -> int:
 
 def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
     """Return the bytes of one GPU's weights, in three parts: own, added and host weights.
-
-    Args:
-        start: The GPU when the engine starts.
 
     Returns:
         The model's own weights on the GPU. Other bytes loaded on the GPU, by name, such as "LoRA
@@ -213,9 +208,6 @@ def compressed_attention(start: EngineStartup) -> list[Compressed]:
 
     The list is empty unless the model compresses the latents of several tokens into one row, as
     DeepSeek-V4 does. Such a model also has layers that do not compress, which are in the list.
-
-    Args:
-        start: The GPU when the engine starts.
     """
     parts = [
         part
@@ -244,26 +236,21 @@ def _pass_buffers(start: EngineStartup) -> int:
 
 def residual_width(model: Model) -> int:
     """Return the elements of one token's residual: hidden size · number of residual streams.
-
-    Most models have one stream. Models with hyper-connections, such as DeepSeek-V4, have several.
-    """
+    Most models have one stream. Models with hyper-connections, such as DeepSeek-V4, have
+    several."""
     widths = (w.inputs for name, w, _ in model.walk() if name.endswith("_streams"))
     return max(widths, default=model.hidden_size)
 
 
 def attention_peak(start: EngineStartup) -> int:
-    """Return the peak bytes of one GPU around an attention that compresses tokens.
+    """Return the peak bytes of one GPU around an attention that compresses tokens; otherwise 0.
 
-    DeepSeek-V4 has such an attention. The result is 0 for other models. The peak is the sum of
-    these tensors, each for all tokens of the forward pass:
+    DeepSeek-V4 has it. The sum has these tensors, each for all tokens of the forward pass:
 
     - The residual streams and the layer's input.
     - The output and the queries, at the padded number of heads.
     - The projections, for compressors in fp32.
     - The larger of the unpadded queries, and an indexer's queries (also in fp8) with its logits.
-
-    Args:
-        start: The GPU when the engine starts.
     """
     peak, element = 0, start.formats.element_bytes
     for part in compressed_attention(start):
@@ -290,9 +277,6 @@ def lora_slots(start: EngineStartup) -> int:
     every GPU: rank · (vocabulary size + hidden size) elements per slot
     (lora/layers/vocal_parallel_embedding.py, logits_processor.py, 0.28). Other engines have no
     slots for experts, token table and head.
-
-    Args:
-        start: The GPU when the engine starts. Its options have `max_loras` and `max_lora_rank`.
     """
     if not start.options.max_loras:
         return 0
@@ -416,11 +400,8 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
 def memory_key(start: EngineStartup) -> object:
     """Return the GPU properties that affect `memory`. GPUs with equal keys have equal memory.
 
-    The caller then computes the memory once for such GPUs. The number of SMs counts only if the
-    sampler sizes a buffer by it. The L2 size counts only if the compiler does.
-
-    Args:
-        start: The GPU when the engine starts.
+    The caller computes the memory once for such GPUs. The number of SMs counts only if the sampler
+    sizes a buffer by it. The L2 size counts only if the compiler does.
     """
     gpu = start.gpu
     return (
@@ -528,10 +509,8 @@ def has_indexer(model: Model) -> bool:
 
 def latent_width(model: Model, ranks: Parallelism) -> int:
     """Return the elements per token that the widest latent attention (MLA) projects on one GPU.
-
     They are heads on the GPU · (width of unrotated keys + width of values). 0 means no latent
-    attention.
-    """
+    attention."""
     widths = [
         ranks.share(part.num_attention_heads) * (part.qk_nope_head_dim + part.v_head_dim)
         for part in model.parts
@@ -547,13 +526,11 @@ def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
 
 def experts_workspace(start: EngineStartup) -> int:
     """Return the bytes of the experts' workspace on one GPU if it stays allocated; else 0.
-
     It has T·e·k·(max(2·I, D) + max(I, D)) bytes. T is the tokens of the pass, e the bytes of an
     activation, k the active experts of a token, I their width on the GPU, and D the hidden size. It
     stays from the first layer on for experts in 8 or 16 bits and for the experts of DeepSeek-V4
     (v1/worker/workspace.py). Rows that a prefill of very long sequences gathers do not count.
-    Kernels of 4 bits mostly allocate another workspace (fused_moe/modular_kernel.py).
-    """
+    Kernels of 4 bits mostly allocate another workspace (fused_moe/modular_kernel.py)."""
     stored_formats = memoized(start.model, expert_formats, start.formats)
     if not compressed_attention(start) and any(f.bits < 8 for f in stored_formats):
         return 0
@@ -614,11 +591,7 @@ def image_outputs(start: EngineStartup) -> Any:
     """Return the bytes of one GPU that stay allocated after the vision encoder's profile run.
 
     They are the encoder's outputs and the pixels of the batch of images in this run. The result is
-    0 without a vision encoder on this GPU. If `start.sequences` is an array, the result is an
-    array.
-
-    Args:
-        start: The GPU when the engine starts.
+    0 without a vision encoder on this GPU, and an array if `start.sequences` is an array.
     """
     vision = start.vision
     if not vision:
@@ -632,10 +605,7 @@ def encoder(start: EngineStartup) -> Any:
 
     They are 2 bytes for each element, for all images of the profile run. The elements of a patch
     are its pixel values, four rows of the encoder's width and two of its MLP's width on this GPU.
-    If `start.sequences` is an array, the result is an array.
-
-    Args:
-        start: The GPU when the engine starts.
+    The result is an array if `start.sequences` is an array.
     """
     vision = start.vision
     if not vision:
@@ -656,9 +626,6 @@ def compilation(start: EngineStartup) -> Any:
     torch needs a copy of the token table, scratch of the size of the L2 cache, and the input of the
     forward pass. These three sizes are inferred from pairs of starts. The result is 0 without
     compilation, on later pipeline stages, and for models with a vision tower.
-
-    Args:
-        start: The GPU when the engine starts.
     """
     if not _compiles(start):
         return 0
@@ -675,9 +642,6 @@ def sampler_buffers(start: EngineStartup) -> Any:
     4 bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and
     V the vocabulary size. In the second model runner, tables of sampling penalties stay, but only
     some releases count them.
-
-    Args:
-        start: The GPU when the engine starts.
     """
     rules: Release = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
