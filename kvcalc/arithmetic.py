@@ -25,10 +25,11 @@ NUMBERS = (int, float)
 
 
 class Points(tuple[Any, ...]):
-    """A few numbers that behave like a NumPy array [points], without importing NumPy.
+    """Several numbers that behave like a NumPy array of shape [points], without importing NumPy.
 
-    Operators such as + and ≥ apply to each number. Together with a NumPy array, the result is a
-    NumPy array.
+    A formula is evaluated at several points at once, such as at three batch sizes. For a few
+    points, `Points` avoids the import of NumPy, so that a command starts fast. Operators such as +
+    and ≥ apply to each number. Together with a NumPy array, the result is a NumPy array.
     """
 
     __slots__ = ()
@@ -45,8 +46,9 @@ class Points(tuple[Any, ...]):
         return all(self)
 
     def astype(self, *_: Any, **__: Any) -> "Points":
-        """Return the numbers as floats. All arguments are ignored, so that NumPy's call
-        `astype(type)` works.
+        """Return the numbers as floats. It exists so that NumPy's call `array.astype(float)` works.
+
+        All arguments are ignored.
         """
         return Points(map(float, self))
 
@@ -108,22 +110,22 @@ where = _function(lambda condition, a, b: a if condition else b, "where")
 
 
 def clip(value: Value, low: float, high: float) -> Value:
-    """Return the value limited to the range from `low` to `high`.
+    """Return a number, or each element of an array, limited to the range from `low` to `high`.
 
-    Each element of an array is limited separately.
+    Example: clip(7, 0, 5) is 5.
     """
     return minimum(maximum(value, low), high)
 
 
 def select(conditions: Sequence[Value], values: Sequence[Value], default: Value) -> Value:
-    """Return the value that belongs to the first true condition, otherwise the default.
+    """Return the value of the first true condition, or `default` if no condition is true.
 
-    For arrays this is done element by element.
+    If conditions or values are arrays, this is done for each element, as in NumPy's `select`.
 
     Args:
-        conditions: Conditions, in order of priority.
-        values: One value for each condition.
-        default: Value if no condition is true.
+        conditions: Booleans or boolean arrays. The first has the highest priority.
+        values: Result for each condition, in the order of `conditions`: numbers or arrays.
+        default: Result if no condition is true: a number or an array.
     """
     result = default
     for condition, value in zip(reversed(conditions), reversed(values), strict=True):
@@ -132,9 +134,7 @@ def select(conditions: Sequence[Value], values: Sequence[Value], default: Value)
 
 
 def is_any(condition: Value) -> bool:
-    """Return whether a condition is true: a single condition, or at least one element of an
-    array.
-    """
+    """Return whether a boolean is true, or at least one element of a boolean array."""
     return bool(condition.any() if hasattr(condition, "any") else condition)
 
 
@@ -146,14 +146,17 @@ def as_float(value: Value) -> Value:
 def least_over(
     choices: Iterable[tuple[float, ...]], cost: Callable[..., Value], like: Value
 ) -> Value:
-    """Return the minimum of `cost(*choice)` over all choices; element by element for arrays.
+    """Return the minimum of `cost(*choice)` over all choices; for arrays, the minimum per element.
+
+    A kernel model uses it to find the fastest tile size of a kernel.
 
     Args:
-        choices: Numbers of each choice, such as the rows and columns of a tile.
-        cost: Function of the numbers of a choice. It is called once for each choice, or once with
-            one array [choices, …] for each number.
-        like: A value with the shape of the costs. If this value is an array, `cost` is called with
-            arrays.
+        choices: The alternatives, each a tuple of numbers, such as (rows, columns) of a tile.
+        cost: Function of the numbers of one choice, such as `cost(rows, columns)`. It returns a
+            cost in any unit.
+        like: A number or an array with the shape of one cost. If it is a number, `cost` is called
+            once for each choice. If it is an array, `cost` is called only once. Each argument is
+            then an array whose first axis has one element per choice.
     """
     if isinstance(like, NUMBERS):
         return min(cost(*choice) for choice in choices)
@@ -164,7 +167,7 @@ def least_over(
 
 
 def floor_div(a: Num, b: int) -> Num:
-    """Return ⌊a/b⌋ of a whole number, or of an array of whole numbers."""
+    """Return ⌊a/b⌋ for a whole number `a`, or for each element of an array of whole numbers."""
     if b == 1 or isinstance(a, int):
         return a // b if b > 1 else a
     # exact below 2^53, and faster than // on arrays
@@ -172,17 +175,17 @@ def floor_div(a: Num, b: int) -> Num:
 
 
 def ceil_div(a: Num, b: int) -> Num:
-    """Return ⌈a/b⌉ of a whole number, or of an array of whole numbers."""
+    """Return ⌈a/b⌉ for a whole number `a`, or for each element of an array of whole numbers."""
     return -floor_div(-a, b)
 
 
 def rounded_up(a: Any) -> Any:
-    """Return ⌈a⌉ of a number as an int, or of an array as int64."""
+    """Return ⌈a⌉: an int if `a` is a number, an int64 array if `a` is an array."""
     return -rounded_down(-a)
 
 
 def rounded_down(a: Any) -> Any:
-    """Return ⌊a⌋ of a number as an int, or of an array as int64."""
+    """Return ⌊a⌋: an int if `a` is a number, an int64 array if `a` is an array."""
     if isinstance(a, NUMBERS):
         return math.floor(a)
     import numpy as np
@@ -196,11 +199,12 @@ def doublings(n: int) -> int:
 
 
 def by_number(a: Num, rule: Callable[[int], int]) -> Num:
-    """Return `rule(a)` for an int, or an array with the rule's result for each element.
+    """Return `rule(a)` for an int, or a float array with the rule's result for each element.
 
     Args:
         a: An int or an array of whole numbers.
-        rule: Function that takes only an int. It is called once for each distinct number.
+        rule: Function of one int, such as one with `if` statements, which an array does not allow.
+            It is called once for each distinct number in `a`.
     """
     if isinstance(a, int):
         return rule(a)
@@ -211,12 +215,16 @@ def by_number(a: Num, rule: Callable[[int], int]) -> Num:
 
 
 def at_least(a: Num, bound: int) -> Num:
-    """Return 1 if a ≥ bound, otherwise 0. An array gives an array of 1 and 0."""
+    """Return 1 if a ≥ bound, otherwise 0. An array gives an array of 1.0 and 0.0.
+
+    Formulas multiply by the result to switch a term on or off.
+    """
     return int(a >= bound) if isinstance(a, int) else cast("Num", (a >= bound).astype(float))
 
 
 def array_of(value: Num) -> Num:
-    """Return an int unchanged, or an array as float64, which is exact for whole numbers
-    up to 2^53.
+    """Return an int unchanged, and an array as float64.
+
+    Counts in formulas are float64, which is exact for whole numbers up to 2^53.
     """
     return value if isinstance(value, int) else value.astype("float64", copy=False)

@@ -8,11 +8,13 @@ if TYPE_CHECKING:
 
 
 def printable(text: object, limit: int = 200) -> str:
-    """Return `text` on one line. Each control character is replaced by a space or by �.
+    """Return `text` on one line, without control characters, so that it is safe to print.
+
+    White space such as a line break becomes a space. Another control character becomes �.
 
     Args:
-        text: Text, or an object that is converted to text.
-        limit: Maximum number of characters, after which the text is cut.
+        text: A text, or another object, which is converted with `str`.
+        limit: Maximum number of characters. A longer text is cut and ends in `…`.
     """
     clean = "".join(
         c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}"
@@ -22,8 +24,9 @@ def printable(text: object, limit: int = 200) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with its line breaks and tabs. Each other control character is replaced by
-    �.
+    """Return `text` with each control character replaced by �, so that it is safe to print.
+
+    Line breaks and tabs are kept.
     """
     if all(line.isprintable() for line in text.split("\n")):
         return text
@@ -33,14 +36,14 @@ def visible(text: str) -> str:
 
 
 def shown_briefly(value: object, printer: "Any", cycle: bool) -> None:
-    """Write `str(value)` in an IPython notebook, because all fields of the object would fill the
-    page.
+    """Write `str(value)` when an IPython notebook shows an object.
 
-    A class uses this function as its `_repr_pretty_`.
+    A class with many fields uses this function as its `_repr_pretty_`. Otherwise its fields would
+    fill the page.
 
     Args:
         value: Object to show.
-        printer: IPython's printer, which receives the text.
+        printer: IPython's `RepresentationPrinter`, which receives the text.
         cycle: Whether the object contains itself; unused.
     """
     printer.text(str(value))
@@ -73,7 +76,7 @@ def list_few(names: Sequence[str], max_names: int = 4) -> str:
 
     Args:
         names: All names.
-        max_names: Number of names to write. One more name is written if only one name would remain.
+        max_names: Number of names to write. If only one more name would remain, it is written too.
     """
     shown = names if len(names) <= max_names + 1 else names[:max_names]
     return ", ".join(shown) + (
@@ -87,7 +90,7 @@ def nearest(
     max_names: int = 5,
     printed_names: Mapping[str, str] | None = None,
 ) -> str:
-    """Return a hint with the valid names that are closest to an unknown name.
+    """Return a hint with the valid names that are closest to an unknown name, for an error message.
 
     Example: `Did you mean h100-sxm?` If no valid name is close, the hint lists all valid names, or
     is '' if they are more than 24.

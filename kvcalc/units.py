@@ -27,11 +27,13 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
-    """Parse a token count: digits, or a number with a binary suffix (`4k` = 4096).
+    """Parse a token count, such as `4096`, or `4k` with a binary suffix, into 4096.
+
+    The suffixes k, m and g stand for 2^10, 2^20 and 2^30.
 
     Args:
-        text: The text.
-        noun: Name of the quantity for error messages, such as `input length`.
+        text: Text that a user typed.
+        noun: Name of the quantity, such as `input length`, with which an error message begins.
         minimum: Smallest valid count.
 
     Raises:
@@ -49,9 +51,9 @@ def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
 
 
 def plain(value: Any) -> Any:
-    """Return a NumPy number as a Python number, and a float without a fraction as an int.
+    """Return a NumPy scalar as a Python number, and a float without a fraction as an int.
 
-    Other values are returned unchanged.
+    So 3.0 gives 3, and JSON has no `3.0`. Other values are returned unchanged.
     """
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
@@ -59,13 +61,14 @@ def plain(value: Any) -> Any:
 
 
 def check_whole(words: Sequence[str], noun: str) -> None:
-    """Check that a list of numbers is not one number that was split at its thousands separator.
+    """Raise an error if a list of numbers is one number that was split at a thousands separator.
 
-    Example: `8,000` is split into `8` and `000`.
+    Options accept lists such as `8,16`. So the text `8,000` is split into `8` and `000`, although
+    the user means 8000.
 
     Args:
         words: Items of the list, such as `["8", "000"]`.
-        noun: Name of the quantity for the error message, such as `input length`.
+        noun: Name of the quantity, such as `input length`, with which the error message begins.
 
     Raises:
         UserError: The items are parts of one number.
@@ -88,11 +91,11 @@ def _multiply(number: str, unit: int) -> tuple[int, int]:
 
 
 def parse_bytes(text: str, noun: str) -> int:
-    """Parse a number of bytes: digits, decimal `40GB` or binary `40GiB`.
+    """Parse a number of bytes: `42949672960`, decimal `40GB` or binary `40GiB`.
 
     Args:
-        text: The text.
-        noun: Name of the quantity for error messages.
+        text: Text that a user typed.
+        noun: Name of the quantity, such as `memory`, with which an error message begins.
 
     Raises:
         UserError: The text is not a size from 1 to 2^60 bytes.
@@ -111,24 +114,24 @@ def parse_bytes(text: str, noun: str) -> int:
 
 
 def parse_rate(text: str, noun: str = "rate") -> int:
-    """Parse bytes per second, such as `7GB/s`. The suffix `/s` is optional.
+    """Parse a rate, such as `7GB/s`, into whole bytes per second. The suffix `/s` is optional.
 
     Args:
-        text: The text.
-        noun: Name of the quantity for error messages.
+        text: Text that a user typed.
+        noun: Name of the quantity, such as `rate`, with which an error message begins.
 
     Raises:
-        UserError: The text is not a rate.
+        UserError: The text is not a rate from 1 to 2^60 bytes per second.
     """
     return parse_bytes(text.strip().removesuffix("/s"), noun)
 
 
 def parse_seconds(text: str, noun: str = "time") -> float:
-    """Parse a time in seconds: `50ms`, `0.05s`, `300us`, `2min`, or a number of seconds.
+    """Parse a time, such as `50ms`, `0.05s`, `300us`, `2min` or `0.05`, into seconds.
 
     Args:
-        text: The text.
-        noun: Name of the quantity for error messages.
+        text: Text that a user typed. A number without a unit is in seconds.
+        noun: Name of the quantity, such as `time`, with which an error message begins.
 
     Raises:
         UserError: The text is not a time above 0.
@@ -142,7 +145,7 @@ def parse_seconds(text: str, noun: str = "time") -> float:
 
 @contextmanager
 def bytes_shown_in(units: str) -> Iterator[None]:
-    """Make `format_bytes` use another unit system within a `with` block.
+    """Make `format_bytes` and `scale_of` use another unit system within a `with` block.
 
     Args:
         units: `gib` (binary units), `si` (decimal units) or `bytes` (whole bytes).
@@ -155,15 +158,17 @@ def bytes_shown_in(units: str) -> Iterator[None]:
 
 
 def shown_in() -> str:
-    """Return the unit system that `format_bytes` uses: `gib` (binary), `si` (decimal) or
-    `bytes`.
+    """Return the name of the unit system that `format_bytes` uses at the moment.
+
+    It is `gib` (binary units such as GiB), `si` (decimal units such as GB) or `bytes`.
     """
     return _BYTE_UNITS.get()
 
 
 def format_bytes(count: float, digits: int = 2) -> str:
-    """Return a number of bytes as text in binary units: 1536 gives '1.50 KiB', 2^30 gives '1.00
-    GiB'.
+    """Return a number of bytes as text, such as '1.00 GiB' for 2^30.
+
+    Units are binary by default: 1536 gives '1.50 KiB'.
 
     In a `bytes_shown_in` block, 2^30 gives '1.07 GB' (si) or '1,073,741,824 B' (bytes).
 
@@ -185,12 +190,12 @@ def format_bytes(count: float, digits: int = 2) -> str:
 
 
 def scale_of(count: float) -> tuple[int, str]:
-    """Return the unit that `format_bytes` uses for `count` bytes: its size in bytes, and its name.
+    """Return the unit in which `format_bytes` writes `count`, as (bytes of one unit, name).
 
-    Example: 1536 gives (1024, 'KiB').
+    Example: 1536 gives (1024, 'KiB'). A picture uses it to label an axis in one unit.
 
     Args:
-        count: Number of bytes to format.
+        count: Number of bytes that selects the unit.
     """
     base, steps = UNITS[_BYTE_UNITS.get()]
     name = format_bytes(count).rpartition(" ")[2]
@@ -201,7 +206,7 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
     """Return a value as text with a decimal prefix: 3.35e12 and 'B/s' give '3.35 TB/s'.
 
     Args:
-        value: Value in the unit without a prefix.
+        value: A number without a prefix, such as 3.35e12.
         unit: Unit that follows the prefix, such as `B/s`.
         digits: Number of significant digits.
     """
@@ -213,7 +218,7 @@ def format_si(value: float, unit: str = "", digits: int = 3) -> str:
 
 
 def format_seconds(value: float) -> str:
-    """Return a duration as text with three significant digits: 4.59 ms, 12.3 µs, 1,840 s."""
+    """Return a number of seconds as text with three digits, such as 4.59 ms, 12.3 µs or 1,840 s."""
     rounded = float(f"{value:.3g}")  # 0.9996 ms is 1 ms
     if rounded >= 1000:
         return f"{rounded:,.0f} s"
@@ -224,7 +229,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_count(value: int) -> str:
-    """Return a number of parameters as text: 8030261248 gives '8.03B', 124439808 gives '124.4M'."""
+    """Return a count of parameters as text: 8030261248 gives '8.03B', 124439808 gives '124.4M'."""
     for power, suffix, digits in ((12, "T", 3), (9, "B", 2), (6, "M", 1), (3, "K", 1)):
         if value >= 10**power:
             return f"{value / 10**power:.{digits}f}{suffix}"

@@ -30,10 +30,10 @@ PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A documented or measured machine that contains GPUs of one model.
+    """A documented or measured machine (server or computer) that contains GPUs of one model.
 
-    Other machines with this GPU may have other memories and disks. None means that no source gives
-    the figure.
+    Other machines with this GPU may have other memories and disks. In each field, None means that
+    no source gives the number.
 
     Attributes:
         name: Name of the machine.
@@ -41,7 +41,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         memory_bytes: CPU memory of the whole machine in bytes.
         disk_bytes: Bytes of all disks of the machine together.
         disk_bytes_per_s: Read rate of all disks together, in bytes per second.
-        link_bytes_per_s: Measured rate in bytes per second between CPU memory and one GPU.
+        link_bytes_per_s: Measured rate in bytes per second of copies from CPU memory to one GPU.
     """
 
     name: str
@@ -53,34 +53,39 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One GPU or accelerator. The fields are the keys of a preset.
+    """The datasheet of one GPU or accelerator model. Each field is a key of its YAML preset file.
 
-    None means that no source gives the figure.
+    None means that no source gives the number. Rates and sizes are those of one GPU.
 
     Attributes:
         name: Name of the preset, such as `h100-sxm`.
         vendor: Name of the vendor.
         memory_bytes: Memory that the driver reports; for unified memory, the memory of the machine.
         bandwidth_bytes_per_s: Memory bandwidth in bytes per second.
-        flops_per_s: Dense matrix peaks in FLOP/s by dtype with fp32 accumulators; a dtype without a
-            unit is absent.
-        source: Documents from which the figures are.
+        flops_per_s: Dense matrix peaks in FLOP/s by dtype, with fp32 accumulators. A dtype is
+            absent if the GPU has no matrix unit for it.
+        source: Documents from which the numbers are taken.
         architecture: Name of the architecture, such as `Hopper`.
         aliases: Further names of the preset.
         usable_share: Pairs (GiB, share): the GPU of a machine with at least `GiB` of memory may use
             this share of it. Empty if the GPU may use all memory.
         memory_type: Name of the memory technology, such as `HBM3`.
-        fp16_accumulate_flops_per_s: Dense matrix peaks with fp16 accumulators, if they are faster.
-        vector_flops_per_s: Peaks of the vector units in FLOP/s by dtype.
+        fp16_accumulate_flops_per_s: Dense matrix peaks in FLOP/s by dtype with fp16 accumulators.
+            Only dtypes that are faster with them are listed.
+        vector_flops_per_s: Peaks of the vector units (not matrix units) in FLOP/s by dtype.
         sms: Number of streaming multiprocessors (compute units, cores).
-        register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of one multiprocessor.
-        shared_memory_bytes_per_s, l2_bytes_per_s: Bytes per second of all multiprocessors together.
-        l2_bytes: Size of the L2 cache.
-        link_bytes_per_s: Bytes per second to other GPUs in one direction.
-        link_domain: Number of GPUs that the link connects.
-        inter_node_bytes_per_s: Bytes per second of one GPU to GPUs on other nodes in one direction.
-        host_link_bytes_per_s: Bytes per second to CPU memory in one direction.
-        host: A machine with such GPUs.
+        register_bytes_per_sm, shared_memory_bytes_per_sm: Bytes of registers and of shared memory
+            of one streaming multiprocessor.
+        shared_memory_bytes_per_s, l2_bytes_per_s: Rates of shared memory and of the L2 cache in
+            bytes per second, for all multiprocessors together.
+        l2_bytes: Size of the L2 cache in bytes.
+        link_bytes_per_s: Bytes per second to other GPUs of the link domain, in one direction.
+        link_domain: Number of GPUs that the link between GPUs, such as NVLink, connects.
+        inter_node_bytes_per_s: Bytes per second from one GPU to GPUs on other nodes, in one
+            direction.
+        host_link_bytes_per_s: Documented bytes per second between CPU memory and the GPU, in one
+            direction.
+        host: A machine that contains such GPUs.
         power_w: Power limit in watts.
         per: Unit that one preset describes: card, die, chip or SoC.
     """
@@ -127,19 +132,20 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return hash(self.name)
 
     def peak(self, dtype: str) -> tuple[float, str]:
-        """Return the highest dense matrix FLOP/s for products of a dtype, and the dtype of the unit
-        used.
+        """Return (highest dense matrix FLOP/s for products of a dtype, dtype of the matrix unit).
 
-        The unit is the unit of the dtype, else the next wider unit. The rate is the fastest
-        documented rate with either accumulator, or the rate of a wider unit if it is higher,
-        because engines may convert. So a time at this rate is a bound.
+        The matrix unit is that of the dtype itself. If the GPU has none, it is the unit of the next
+        wider dtype. The rate is the fastest documented rate with either accumulator, or the rate of
+        a wider unit if it is higher, because engines may convert. So a time computed with this rate
+        is a lower bound.
 
         Examples: bf16 on rtx-4080 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones). int8
         on b300, whose int8 unit is slow, gives the 2,250e12 of bf16. `fp4/int8` on rtx-4090 gives
         int8, as the GPU has no fp4 unit.
 
         Args:
-            dtype: A dtype, or several separated by `/`. The first one with a unit is used.
+            dtype: A dtype, such as `fp8`, or several separated by `/`. The first one for which the
+                GPU has a unit is used.
 
         Raises:
             UserError: The preset gives no peak of this dtype or a wider one.
@@ -153,10 +159,12 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
 
     def computes(self, dtype: str) -> bool:
-        """Return whether the GPU has a matrix peak for products in `dtype` or a wider dtype.
+        """Return whether the GPU has a matrix unit with a known peak for `dtype` or a wider dtype.
+
+        Without one, only memory-bound passes such as decode steps have a time bound.
 
         Args:
-            dtype: A dtype, such as `bf16`, or several separated by `/`.
+            dtype: A dtype, such as `bf16`, or several separated by `/`, of which one suffices.
         """
         return bool(self._units(dtype))
 
@@ -169,10 +177,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def usable_bytes(self) -> int:
-        """Return the memory bytes that the GPU may use.
+        """Return the bytes of one GPU's memory that programs may use.
 
-        The result is all memory, or the share that the operating system grants, rounded up to whole
-        pages.
+        For most GPUs this is `memory_bytes`. For unified memory, as on a Mac, it is the share in
+        `usable_share` that the operating system grants, rounded up to pages of 16,384 bytes.
         """
         if not self.usable_share:
             return self.memory_bytes
@@ -186,8 +194,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def link(self) -> float | None:
         """Return the bytes per second from one GPU to another GPU of its node, in one direction.
 
-        Without a link between GPUs, this is the rate of the host link. The result is None if the
-        preset gives no rate.
+        If the GPU model has no link between GPUs, such as NVLink, this is the rate of its link to
+        the CPU. The result is None if the preset gives no rate.
         """
         return self.link_bytes_per_s or self.host_link_bytes_per_s
 
@@ -195,17 +203,18 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return the bytes per second from CPU memory to one GPU; None if no source gives a rate.
 
         Args:
-            measured: Whether to prefer the measured rate in `host`, as predictions do. Bounds use
-                the documented rate.
+            measured: Whether to prefer the measured rate in the field `host`, as predicted times
+                do. If false or not measured, the documented rate is returned, which lower bounds
+                use.
         """
         reached = self.host.link_bytes_per_s if self.host else None
         return (reached if measured else None) or self.host_link_bytes_per_s
 
     @property
     def is_bridged(self) -> bool:
-        """Return whether a bridge links cards of this model in pairs.
+        """Return whether a bridge, such as an NVLink bridge, joins cards of this model in pairs.
 
-        Cards outside the pair are reached over the host link.
+        A card reaches all cards outside its pair over the link to the CPU.
         """
         return self.link_domain == 2 and bool(self.host_link_bytes_per_s)
 
@@ -223,15 +232,16 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def vector_peak(self) -> float | None:
-        """Return the fp32 FLOP/s of one GPU's vector units; None if the vendor does not publish
-        it.
+        """Return the fp32 FLOP/s of one GPU's vector units, not matrix units; None if unpublished.
         """
         return self.vector_flops_per_s.get("fp32")
 
     @property
     def knee(self) -> float | None:
-        """Return the ridge point of bf16 (or fp16) products, in FLOP per byte; None without a
-        matrix peak.
+        """Return the ridge point of bf16 (or fp16) products in FLOP per byte of memory traffic.
+
+        It is the matrix peak divided by the memory bandwidth. None means that the GPU has no such
+        peak.
 
         Work with more FLOP per byte is compute-bound, other work is memory-bound.
         """
@@ -252,10 +262,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
 
     def problem(self) -> tuple[str, str]:
-        """Return the first problem of the preset: its key, and what is wrong with the value.
+        """Return the first error in the preset as (key, message); ('', '') if there is no error.
 
-        Names with unprintable characters and unknown dtypes are problems. Without a problem, the
-        result is ('', '').
+        Errors are, for example, a name that contains `/` or unprintable characters, and an unknown
+        dtype.
         """
         for key in ("name", "vendor", "architecture"):
             if not getattr(self, key).isprintable():
@@ -283,13 +293,14 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class CostBound(NamedTuple):
-    """The datasheet bound of one cost.
+    """The lower bound of the time of some FLOPs and bytes on a GPU, from datasheet peaks.
 
     Attributes:
         seconds: Minimum seconds, a float or an array.
-        bound: Limiting resource: compute, memory or network; '' for arrays, because their elements
-            may have different resources.
-        computed_in: dtype of the unit that runs the matrix products; '' without products.
+        bound: Resource that limits the time: compute, memory or network; '' if `seconds` is an
+            array, because its elements may be limited by different resources.
+        computed_in: Dtype of the matrix unit that computes the products, which may be wider than
+            the dtype of the products; '' without matrix products.
     """
 
     seconds: Any
@@ -300,16 +311,18 @@ class CostBound(NamedTuple):
 def cost_bound(
     cost: Cost, dtype: str, gpu: "Gpu | GpuRates", memory_only: bool = False
 ) -> CostBound:
-    """Return the minimum time of a cost on `gpu`, and the resource that limits it.
+    """Return the minimum time of some FLOPs and bytes on one GPU, and the resource that limits it.
 
-    Vector and network work take no time if the GPU gives no rate.
+    The minimum time is the longest of the times for memory, matrix products, vector operations and
+    network. Vector and network work take no time if the GPU preset gives no rate for them.
 
     Args:
-        cost: FLOPs and bytes.
-        dtype: dtype of the matrix products; '' without products.
-        gpu: One GPU, or the rates of several GPU models.
+        cost: FLOPs and bytes of one GPU: numbers, or arrays for several points such as batch sizes.
+        dtype: Dtype of the matrix products, or several separated by `/`, of which the first with a
+            matrix unit is used; '' without products.
+        gpu: One GPU, or the rates of several GPU models as arrays.
         memory_only: Whether matrix products take no time if the GPU has no peak for them. The
-            memory time then still is a bound.
+            result is then still a lower bound.
 
     Raises:
         UserError: The GPU has no peak for the dtype or a wider one, and `memory_only` is false.
@@ -336,14 +349,16 @@ def cost_bound(
 
 
 class BoundedOperator(NamedTuple):
-    """An operator with its datasheet bound on a GPU.
+    """An operator of a forward pass, such as a GEMM, with its minimum time on a GPU.
 
     Attributes:
-        operator: The operator.
-        seconds: Minimum seconds of all runs together, a float or an array.
-        bound: Limiting resource: compute, memory or network; '' for arrays.
-        fallback: Dtype of the matrix unit that is used because the GPU lacks the operator's own; ''
-            if the GPU has it.
+        operator: The operator, with the cost of one run and the number of its runs.
+        seconds: Minimum seconds of all runs of the operator in one pass together, a float or an
+            array. An operator runs once for each layer that has it.
+        bound: Resource that limits the time: compute, memory or network; '' if `seconds` is an
+            array.
+        fallback: Dtype of the wider matrix unit that is used because the GPU has no unit of the
+            operator's dtype; '' if the GPU has such a unit.
     """
 
     operator: Operator
@@ -353,7 +368,10 @@ class BoundedOperator(NamedTuple):
 
     @property
     def intensity(self) -> Any:
-        """Return the matrix FLOPs per byte of memory traffic; None without traffic."""
+        """Return the operator's matrix FLOPs per byte of memory traffic, a float or an array.
+
+        The result is None if the operator moves no bytes.
+        """
         moved = self.operator.cost.bytes
         if isinstance(moved, int | float) and not moved:
             return None
@@ -363,12 +381,13 @@ class BoundedOperator(NamedTuple):
 def roofline(
     operators: Sequence[Operator], gpu: Gpu, memory_only: bool = False
 ) -> list[BoundedOperator]:
-    """Return each operator with its datasheet bound on `gpu`.
+    """Return each operator of a forward pass with its minimum time on `gpu`, from datasheet peaks.
 
     Args:
-        operators: Operators of a pass.
-        gpu: The GPU.
-        memory_only: Whether matrix products take no time if the GPU has no peak for them.
+        operators: Operators of the pass on one GPU.
+        gpu: The GPU on which the pass runs.
+        memory_only: Whether matrix products take no time if the GPU has no peak for their dtype. If
+            false, this is an error.
 
     Raises:
         UserError: The GPU lacks a required matrix peak, and `memory_only` is false.
@@ -384,18 +403,21 @@ def roofline(
 
 
 def total_seconds(bounds: Sequence[BoundedOperator]) -> Any:
-    """Return the bound of a pass in seconds: the sum of its operators' bounds, a float or an array.
+    """Return the minimum seconds of a forward pass: the sum over its operators, which run in turn.
+
+    The result is a float, or an array if the operators have arrays.
 
     Args:
-        bounds: Operators of the pass with their bounds.
+        bounds: Operators of the pass with their minimum times.
     """
     return sum((p.seconds for p in bounds), 0.0)
 
 
 class GpuRates:
-    """Datasheet rates of several GPU models as arrays [gpus], for `cost_bound`.
+    """Datasheet rates of several GPU models as arrays [gpus], so that all are timed in one call.
 
-    A rate that a GPU does not give is infinite, so it takes no time.
+    `cost_bound` takes it in place of one GPU. A rate that a GPU preset does not give is infinite,
+    so that its work takes no time.
 
     Attributes:
         gpus: The GPU models.
@@ -413,40 +435,41 @@ class GpuRates:
         self.inter_domain_rate = _rates([gpu.inter_domain_rate for gpu in gpus])
 
     def computes(self, dtype: str) -> Any:
-        """Return a boolean array [gpus]: whether each GPU has a matrix peak for products in
-        `dtype`.
+        """Return a boolean array [gpus]: whether each GPU has a known matrix peak for `dtype`.
 
-        A peak of a wider dtype counts too.
+        A peak of a wider dtype counts too, because the GPU can convert the operands.
 
         Args:
-            dtype: A dtype, such as `bf16`, or several separated by `/`.
+            dtype: A dtype, such as `bf16`, or several separated by `/`, of which one suffices.
         """
         import numpy as np
 
         return np.array([gpu.computes(dtype) for gpu in self.gpus])
 
     def peak(self, dtype: str) -> tuple[Any, str]:
-        """Return the matrix FLOP/s [gpus] for products in `dtype`, and ''.
+        """Return (array [gpus] of the matrix FLOP/s for products in `dtype`, '').
 
-        A GPU without a peak gets infinity. The second item of the result is '' because the GPUs may
-        use different units.
+        A GPU without a peak gets infinity. `Gpu.peak` returns the dtype of the matrix unit as its
+        second item. Here it is always '', because the GPUs may use different units.
 
         Args:
-            dtype: A dtype, such as `bf16`, or several separated by `/`.
+            dtype: A dtype, such as `bf16`, or several separated by `/`. For each GPU, the first
+                dtype for which it has a unit is used.
         """
         return _rates(
             [gpu.peak(dtype)[0] if gpu.computes(dtype) else None for gpu in self.gpus]
         ), ""
 
     def seconds(self, operator: Operator, decodes: bool) -> Any:
-        """Return the bounds of an operator in seconds [*points, gpus].
+        """Return the minimum seconds of all runs of an operator, as an array [*points, gpus].
 
-        A GPU without a required matrix peak gets NaN, except in decode, where the memory time is a
-        bound.
+        A GPU that lacks the matrix peak for the operator's dtype gets NaN. In a decode step it gets
+        the time of the memory traffic, which is a lower bound.
 
         Args:
-            operator: The operator, whose cost may have arrays [*points].
-            decodes: Whether the pass is a decode step.
+            operator: The operator. Its cost has numbers, or arrays [*points] with one element for
+                each point, such as a batch size.
+            decodes: Whether the operator belongs to a decode step.
         """
         import numpy as np
 
@@ -467,10 +490,12 @@ def _rates(rates: Sequence[float | None]) -> Any:
 
 
 def total_bound(bounds: Sequence[BoundedOperator]) -> str:
-    """Return the resource that limits most of the time of a pass: compute, memory or network.
+    """Return the resource that limits most of the time of a forward pass: compute, memory, network.
+
+    Each operator's time counts for the resource that limits this operator.
 
     Args:
-        bounds: Operators of the pass with their bounds.
+        bounds: Operators of the pass with their minimum times, which must be floats.
     """
     by_bound: dict[str, float] = {}
     for p in bounds:
@@ -479,10 +504,12 @@ def total_bound(bounds: Sequence[BoundedOperator]) -> str:
 
 
 def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
-    """Return a sentence on the dtypes for which the GPU has no matrix unit; '' if it has all units.
+    """Return a note on the dtypes for which the GPU has no matrix unit; '' if it has all units.
+
+    Example: "computed in bf16: rtx-3090 has no fp8 unit".
 
     Args:
-        bounds: Operators of a pass with their bounds on the GPU.
+        bounds: Operators of a forward pass with their minimum times on the GPU.
         gpu: The GPU.
     """
     missing: dict[str, dict[str, None]] = {}
@@ -500,13 +527,13 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
 
 
 def mla_form(bounds: Sequence[BoundedOperator]) -> str | None:
-    """Return the form of multi-head latent attention (MLA) in a pass.
+    """Return the form of multi-head latent attention (MLA) in a forward pass.
 
-    It is `absorbed`, `expanded`, or `mixed` if the form differs between groups of sequences.
-    Without MLA it is None.
+    The result is `absorbed`, `expanded`, or `mixed` if one part of the sequences uses each form. It
+    is None if the model has no MLA.
 
     Args:
-        bounds: Operators of the pass with their bounds.
+        bounds: Operators of the pass with their minimum times.
     """
     forms = dict.fromkeys(p.operator.form for p in bounds if p.operator.form)
     return "mixed" if len(forms) > 1 else next(iter(forms), None)
@@ -519,13 +546,17 @@ def compute_bound_batch_size(
     pass_bounds: Callable[[int], Sequence[BoundedOperator]],
     is_selected: Callable[[Operator], bool],
 ) -> int | None:
-    """Return the smallest batch size at which the selected operators together are compute-bound.
+    """Return the smallest batch size at which compute limits most of the selected operators' time.
 
-    None means that they are not compute-bound up to 2^20 sequences.
+    The batch size is a number of sequences.
+
+    None means that there is no such batch size up to 2^20 sequences.
 
     Args:
-        pass_bounds: Function of a batch size. It returns the operators of a pass with their bounds.
-        is_selected: Function that selects operators, such as only the attention.
+        pass_bounds: Function of a batch size. It returns the operators of a forward pass over this
+            batch, with their minimum times.
+        is_selected: Function that returns whether an operator is selected, such as only the
+            attention.
     """
 
     def is_compute_bound(batch_size: int) -> bool:

@@ -30,14 +30,17 @@ from kvcalc.units import format_bytes, format_seconds
 
 
 def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
-    """Return the indices of the `count` smallest elements of each group, by ascending keys.
+    """Return the indices of the `count` smallest elements of each group.
 
-    Example: groups [7, 7, 8] and the key [2, 1, 5] give the indices [1, 2].
+    Elements are compared by the first key, and if it is equal by the next one.
+
+    Example: groups [7, 7, 8] and the key [2, 1, 5] give the indices [1, 2]: the smallest element of
+    group 7, then that of group 8.
 
     Args:
-        groups: Number of the group of each element.
-        keys: Arrays by which elements are compared; the first key has priority.
-        count: Number of elements of each group to return.
+        groups: Number of the group to which each element belongs [elements].
+        keys: Arrays [elements] of numbers by which elements are compared; the first has priority.
+        count: Maximum number of elements of each group to return.
     """
     import numpy as np
 
@@ -47,15 +50,18 @@ def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
 
 
 class ParetoFront:
-    """The points for which no other point has a smaller x and a larger y.
+    """The points for which no other point has both a smaller x and a larger y.
 
-    In a search, x is TPOT and y the tokens per second per GPU, or per unit of cost. If points are
-    equal, the first stays.
+    x is a cost to keep low and y a benefit to keep high.
+
+    In a search for deployments, x is the time per output token (TPOT) in seconds. y is the output
+    tokens per second per GPU, divided by the GPU's price per hour if prices are known. Of equal
+    points, the first stays.
 
     Attributes:
         xs: The x of each point, in ascending order.
-        ys: The y of each point. They ascend too.
-        items: The candidate of each point.
+        ys: The y of each point. They ascend too, because a larger x must bring a larger y.
+        items: The deployment (a `Candidate`) of each point.
     """
 
     def __init__(self) -> None:
@@ -71,10 +77,11 @@ class ParetoFront:
         A new point with NaN or infinity is ignored.
 
         Args:
-            xs: The x of each new point.
-            ys: The y of each new point.
-            items: Function from indices of new points to their candidates. It is called only for
-                the points that enter the front.
+            xs: The x of each new point [new points].
+            ys: The y of each new point [new points].
+            items: Function of an array of indices of new points. It returns the candidate of each
+                index. It is called only for the points that enter the front, because candidates are
+                slow to make.
         """
         import numpy as np
 
@@ -90,14 +97,22 @@ class ParetoFront:
         self.xs, self.ys = all_xs[front], all_ys[front]
 
     def contains(self, x: float, y: float) -> bool:
-        """Return whether the point (x, y) is on the front."""
+        """Return whether the front has a point with exactly these coordinates.
+
+        Args:
+            x: Time per output token in seconds, in a search for deployments.
+            y: Output tokens per second per GPU, or divided by the price.
+        """
         return bool(((self.xs == x) & (self.ys == y)).any())
 
 
 def reason(candidate: Candidate) -> str | None:
-    """Return the first target that a candidate misses, as text with reached and required value.
+    """Return the first target that a deployment misses as text; None if it meets all targets.
 
-    Example: "TPOT 45 ms, target 30 ms". Return None if the candidate meets all targets.
+    The text states the reached and the required value. Example: "TPOT 45 ms, target 30 ms".
+
+    Args:
+        candidate: A deployment with its replicas, predicted times and targets.
     """
     need, total = candidate.need, candidate.total_tokens_per_s or 0.0
     about = {"bound": "at least ", "scaled": "about "}.get(candidate.deployment.time_basis, "")
@@ -120,15 +135,17 @@ def reason(candidate: Candidate) -> str | None:
 
 
 class ClosestMisses:
-    """The candidates that miss their targets by the smallest violation factor.
+    """Collects, for advice to the user, the deployments that miss the targets most narrowly.
 
-    The violation factor is that of `check_targets`: 1.2 if TPOT is 20% above its target. One
-    candidate is stored for each GPU model and total number of GPUs. A candidate is left out if
-    fewer GPUs of its model have a smaller factor.
+    A candidate is a deployment with a number of replicas.
+
+    The violation factor says how far a candidate misses: it is 1.2 if its TPOT is 20% above the
+    target. For each GPU model and total number of GPUs, only the candidate with the smallest factor
+    is stored. It is left out if fewer GPUs of its model have a smaller factor.
 
     Args:
         num_models: Number of GPU models in the search.
-        max_gpus: Maximum number of GPUs of all replicas.
+        max_gpus: Maximum number of GPUs of all replicas together.
 
     Attributes:
         factors: Smallest violation factor [GPU models, total GPUs]; infinite without a candidate.
@@ -142,14 +159,16 @@ class ClosestMisses:
         self._misses: dict[tuple[int, int], tuple[int, Candidate]] = {}  # with their order
 
     def add(self, batch: CandidateBatch, is_failing: Array, rows: Array, orders: Array) -> None:
-        """Add the candidates of a batch that miss a target.
+        """Add those candidates of a batch that miss a target most narrowly.
 
         Args:
-            batch: The batch.
-            is_failing: Whether each candidate of the batch misses a target.
-            rows: Index of each candidate's GPU model in the search space.
-            orders: Rank of each candidate, from `split_order`. Of candidates with equal violation
-                factors, the lowest rank stays.
+            batch: Candidates (deployments with replicas) and their violation factors.
+            is_failing: Boolean array [candidates]: whether the candidate misses a target and may be
+                stored.
+            rows: Index of each candidate's GPU model in the list of GPU models of the search
+                [candidates].
+            orders: Number by which candidates with equal violation factors are compared
+                [candidates], as `split_order` returns it. The lowest number stays.
         """
         import numpy as np
 
@@ -170,12 +189,12 @@ class ClosestMisses:
     def closest(self, costs: Array, limit: float = float("inf")) -> Candidate | None:
         """Return the candidate with the smallest violation factor that costs less than `limit`.
 
-        Return None if there is none. Among equally close candidates, return the most expensive one
-        below the limit. If there is no limit, return the cheapest one.
+        Among equally close candidates, return the most expensive one below the limit. If there is
+        no limit, return the cheapest one. Return None if no stored candidate costs less.
 
         Args:
-            costs: Cost per hour, or without prices the GPUs, for each GPU model and total number of
-                GPUs [GPU models, total GPUs].
+            costs: Cost of each GPU model and total number of GPUs, as an array [GPU models, total
+                GPUs]. It is a price per hour, or a number of GPUs if no prices are known.
             limit: Upper limit of the cost, in the unit of `costs`; infinite for no limit.
         """
         sign = 1 if limit == float("inf") else -1
@@ -187,10 +206,17 @@ class ClosestMisses:
 
 
 def split_order(batch: CandidateBatch) -> Array:
-    """Return a number for each candidate that orders otherwise equal candidates [candidates].
+    """Return a number for each candidate that decides between otherwise equal candidates.
 
-    Candidates with fewer GPUs per replica come first. Then larger tp, smaller dp and smaller ep
-    decide, in this order.
+    A smaller number is better. Fewer GPUs per replica give a smaller number. Then a larger
+    tensor-parallel size, a smaller data-parallel size and a smaller expert-parallel size decide, in
+    this order.
+
+    Args:
+        batch: The candidates: deployments with numbers of replicas.
+
+    Returns:
+        Integers [candidates]. They have no unit and are only compared.
     """
     import numpy as np
 
@@ -209,19 +235,22 @@ PROXY = "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py"  # in vLLM'
 def launch_lines(
     line: str, gpu: Gpu, ranks: Parallelism, prefill_replicas: int, decode_replicas: int
 ) -> list[str]:
-    """Return a command line for every replica, with CUDA_VISIBLE_DEVICES and --port.
+    """Return a shell command for every replica, with its CUDA_VISIBLE_DEVICES and --port.
 
     With disaggregated prefill, a last line starts the proxy that sends requests to the replicas. A
     single replica has the line unchanged. Hosts are written as variables such as ${HOST2}, or as
     localhost while one host is enough.
 
     Args:
-        line: The engine's command line of one replica. It must be vLLM's if there are prefill
-            replicas.
-        gpu: GPU model, which states the number of GPUs of a host.
-        ranks: The parallelism of each replica.
-        prefill_replicas: Replicas that process only prompts.
-        decode_replicas: Replicas that decode. Without prefill replicas, they also process prompts.
+        line: The engine's command line of one replica, such as `vllm serve …`. It must be vLLM's if
+            there are prefill replicas.
+        gpu: GPU model. Its preset states the number of GPUs of a host.
+        ranks: Tensor-, pipeline- and data-parallel sizes of each replica, which give its number of
+            GPUs.
+        prefill_replicas: Number of replicas that process only prompts; 0 without disaggregated
+            prefill.
+        decode_replicas: Number of replicas that decode. If `prefill_replicas` is 0, they also
+            process prompts.
     """
     if prefill_replicas + decode_replicas == 1:
         return [line]
@@ -263,12 +292,14 @@ def launch_lines(
 
 
 def with_role(line: str, role: str) -> str:
-    """Return a `vllm serve` line with a replica's role in the transfer of KV caches added.
+    """Return a `vllm serve` line with the option that gives a replica its role in KV transfer.
+
+    With disaggregated prefill, one replica sends KV caches and the other receives them.
 
     Args:
-        line: The command line.
-        role: PRODUCER ("kv_producer") for a replica that processes prompts, CONSUMER
-            ("kv_consumer") for a replica that decodes.
+        line: The command line without the option.
+        role: "kv_producer" for a replica that processes prompts, "kv_consumer" for a replica that
+            decodes.
     """
     config = json.dumps(
         {"kv_connector": "NixlConnector", "kv_role": role}, separators=(",", ":")
@@ -281,26 +312,30 @@ Key = tuple[float, ...]  # cost, TPOT and order of the split
 
 
 class BestConfigs(NamedTuple):
-    """The result of a search for one model and requirement.
+    """The result of a search for deployments of one model under one requirement.
 
-    Times are predictions if the GPU model has a calibration, otherwise lower bounds from its
-    datasheet. A calibration is a set of time models fitted to measured kernels. All lists except
-    `unranked` contain either only predictions or only bounds.
+    A candidate is a deployment on one GPU model with a number of replicas.
+
+    Times are predictions if the GPU model has a calibration. Otherwise they are lower bounds from
+    its datasheet. A calibration is a set of time models fitted to measured kernels. All lists
+    except `unranked` contain either only predictions or only bounds.
 
     Attributes:
-        need: The requirement: load and targets.
+        need: The requirement: the load (users or requests per second, lengths) and the targets.
         best: At most MAX_BEST candidates that meet the targets, the best first.
         best_by_gpu: The best candidate of each GPU model that meets the targets.
-        cheaper: The closest miss that is cheaper than the best candidate. Without prices, the
-            closest miss with fewer GPUs of the same model.
-        closest: The candidate that misses the targets by the smallest factor; None if there is
-            none.
-        unranked: The best candidate of each GPU model whose bounds meet the targets, while
-            predictions are ranked.
-        bounds_only: Whether bounds are ranked although some GPU models have predictions.
-        fronts: Pareto fronts of predictions (key False) and of bounds (key True).
-        num_tried: Number of candidates.
-        num_met: Number of candidates that meet the targets.
+        cheaper: The candidate that costs less than the best one and misses the targets most
+            narrowly. Without prices, it has fewer GPUs of the same model. None if there is none.
+        closest: The candidate of all that misses the targets most narrowly; None if there is none.
+        unranked: The best candidate of each GPU model that has only bounds, if its bounds meet the
+            targets and other GPU models have predictions. Bounds are optimistic, so they are not
+            ranked with predictions.
+        bounds_only: Whether the ranked candidates have bounds although some GPU models have
+            predictions. This is so if only bounds meet the targets.
+        fronts: Pareto fronts of TPOT and throughput: of predictions (key False) and of bounds (key
+            True).
+        num_tried: Number of candidates that were tried.
+        num_met: Number of tried candidates that meet the targets.
         prices: Price per hour of each GPU model, by its name; empty without prices.
     """
 
@@ -318,28 +353,32 @@ class BestConfigs(NamedTuple):
 
     @property
     def answers(self) -> list[Candidate]:
-        """Return the best candidates. If no candidate meets the targets, return only the closest
-        miss."""
+        """Return the best candidates, or only the closest miss if no candidate meets the targets.
+
+        The list is empty if there is no closest miss either.
+        """
         return self.best or ([self.closest] if self.closest else [])
 
     @property
     def listed(self) -> list[Candidate]:
-        """Return the candidates that become records: `answers`, and up to MAX_BEST of
-        `unranked`."""
+        """Return the candidates to print: `answers`, then the first MAX_BEST of `unranked`."""
         return [*self.answers, *self.unranked[:MAX_BEST]]
 
     @property
     def front(self) -> ParetoFront:
-        """Return the Pareto front of bounds if the times of the first listed candidate are bounds,
-        otherwise the front of predictions."""
+        """Return the Pareto front with the kind of times that the printed candidates have.
+
+        If the first candidate of `listed` has lower bounds as times, this is the front of bounds.
+        Otherwise it is the front of predictions.
+        """
         return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
 
     @property
     def basis(self) -> str:
-        """Return where the ranked times come from: "calibrated", "scaled", "bound" or several with
-        "and".
+        """Return where the times of the ranked candidates come from, as text.
 
-        "scaled" is the calibration of another GPU model.
+        It is "calibrated" (a calibration of the GPU model itself), "scaled" (a calibration of
+        another GPU model), "bound" (the datasheet), or several of them joined with "and".
         """
         candidates = [*self.best, *([self.closest] if self.closest else [])]
         return " and ".join(
@@ -348,18 +387,24 @@ class BestConfigs(NamedTuple):
 
 
 class CandidateRanking:
-    """Ranks the candidates of one model under one requirement, batch by batch.
+    """Finds the best deployments of one model under one requirement, from batches of candidates.
+
+    A candidate is a deployment with a number of replicas. The best candidate meets all targets at
+    the lowest price per hour of all its GPUs. Without prices, GPU models are not compared, and the
+    best candidate of each has the fewest GPUs. If these are equal, the lower time per output token
+    (TPOT) is better.
 
     Args:
-        need: The requirement: load and targets.
-        space: The deployments that are tried.
+        need: The requirement: the load (users or requests per second, lengths) and the targets.
+        space: The search space, which gives the GPU models and the maximum number of GPUs.
         prices: Price per hour of each GPU model, by its name; None without prices.
 
     Attributes:
         max_gpus: Maximum number of GPUs of all replicas.
-        fronts: Pareto fronts of predictions (key False) and of bounds (key True).
-        num_tried: Number of candidates so far.
-        num_met: Number of candidates so far that meet the targets.
+        fronts: Pareto fronts of TPOT and throughput: of predictions (key False) and of bounds (key
+            True).
+        num_tried: Number of candidates that were added so far.
+        num_met: Number of added candidates that meet the targets.
     """
 
     def __init__(
@@ -380,7 +425,12 @@ class CandidateRanking:
         self._misses = ClosestMisses(len(space.gpus), space.max_gpus)
 
     def add(self, batch: CandidateBatch) -> None:
-        """Add a batch: store those of its candidates that may be part of the result."""
+        """Add a batch, and keep only those of its candidates that may be part of the result.
+
+        Args:
+            batch: Candidates of this model under this requirement, with their times and missed
+                targets.
+        """
         import numpy as np
 
         figures = batch.figures
@@ -423,7 +473,7 @@ class CandidateRanking:
             del ranked[MAX_BEST:]
 
     def result(self) -> BestConfigs:
-        """Return the best configurations of all added batches."""
+        """Return the best candidates, closest misses and Pareto fronts of all added batches."""
         met = self._best.keys()
         predicted = {name for name, has_bounds in self._has_bounds.items() if not has_bounds}
         bounded = self._has_bounds.keys() - predicted
@@ -463,14 +513,15 @@ class CandidateRanking:
 
 
 def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
-    """Return the JSON record of a candidate, with the keys of `CandidateRecord`.
+    """Return the JSON record of a candidate (a deployment with a number of replicas).
 
-    Capacity and times are for one replica with the candidate's `max_num_seqs`. Costs and energy are
-    for all GPUs under the required load. Energy assumes that the GPUs draw full power.
+    The keys are those of `CandidateRecord`. Capacity and times are for one replica that runs
+    `max_num_seqs` sequences. Costs and energy per token are for all GPUs under the required load.
+    Energy assumes that the GPUs draw full power.
 
     Args:
         candidate: The candidate.
-        price: Price per hour of one GPU; with 0 the costs are None.
+        price: Price per hour of one GPU; if it is 0, the costs in the record are None.
     """
     need, deployment, draft = candidate.need, candidate.deployment, candidate.speculation
     ranks, formats = deployment.parallelism, deployment.formats
@@ -520,11 +571,14 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 
 
 def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
-    """Return a JSON record for each candidate of `BestConfigs.listed`, the best first.
+    """Return the JSON record of each candidate that `plan` lists, the best first.
+
+    A candidate is a deployment with a number of replicas. The record also has the command lines
+    that start the engine.
 
     The key `pareto` tells whether the candidate is Pareto-optimal: every other candidate has a
-    higher TPOT or fewer tokens per second per GPU. With prices, tokens per unit of cost are
-    compared instead. Predictions are not compared with bounds.
+    higher TPOT or fewer tokens per second per GPU. With prices, these tokens per second are divided
+    by the GPU's price per hour. Predictions are not compared with bounds.
 
     Args:
         answer: The result of the search.
@@ -569,11 +623,12 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
 def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """Return the engine's command line of one replica; None if its flags cannot describe it.
 
-    All data-parallel ranks get the max_num_seqs of the rank with the most sequences.
+    The engine takes one max_num_seqs for all data-parallel ranks. It is that of the rank with the
+    most sequences.
 
     Args:
-        candidate: The candidate.
-        space: The deployments that were tried, which state the engine's options.
+        candidate: The deployment, with the number of sequences per replica.
+        space: The search space, which gives the engine's options, such as its memory share.
     """
     deployment, speculation = candidate.deployment, candidate.speculation
     ranks = deployment.parallelism

@@ -29,11 +29,12 @@ class StageVariants(NamedTuple):
     """Deployments on one GPU model that differ only in their number of pipeline stages.
 
     Attributes:
-        deployment: Any of the deployments.
-        indices: Index of each deployment in the list given to `group_stage_variants`.
-        transfers: Number of transfers of activations from one pipeline stage to the next in a
-            forward pass, as an array [2, deployments]. The first row counts transfers within a
-            node, the second transfers to another node.
+        deployment: One of the deployments. It stands for all of them in calculations that do not
+            depend on the number of pipeline stages.
+        indices: Position of each deployment in the list that `group_stage_variants` was given.
+        transfers: Number of times that a forward pass sends activations from one pipeline stage to
+            the next, as an array [2, deployments]. The first row counts transfers within a node,
+            the second row transfers to another node.
     """
 
     deployment: TimedDeployment
@@ -42,14 +43,18 @@ class StageVariants(NamedTuple):
 
 
 def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[StageVariants]]:
-    """Return groups of deployments whose passes have equal operators, except for transfers between
-    stages.
+    """Return groups of deployments that differ only in GPU model and pipeline transfers.
 
-    A group has one `StageVariants` for each GPU model. Deployments are in one group if their stages
-    have equal numbers of GPUs on a node.
+    All deployments of a group run the same operators in a forward pass. So the operators of a group
+    are computed only once. Deployments are in one group if each of their pipeline stages has an
+    equal number of GPUs on a node.
 
     Args:
-        deployments: Deployments that differ only in GPU model and number of pipeline stages.
+        deployments: Deployments of one model that differ only in GPU model and number of pipeline
+            stages.
+
+    Returns:
+        A list of groups. A group is a list with one `StageVariants` for each GPU model.
     """
     import numpy as np
 
@@ -76,19 +81,23 @@ def time_pass(
     model: Model | None = None,
     all_positions: bool = False,
 ) -> Iterator[tuple[Array, Array]]:
-    """Yield the times of a forward pass for the deployments on each GPU model.
+    """Yield the seconds of one forward pass for the deployments of a group, GPU model by GPU model.
 
-    Each item has the indices of the deployments, and an array of seconds [deployments, *points]. A
-    point is one combination of the values in `batch`. An axis has length 1 if the time does not
-    depend on it. The seconds equal `TimedDeployment.seconds`. They are NaN if the pass is a prefill
-    and the GPU has no matrix peak for its products.
+    The seconds are those that `TimedDeployment.seconds` returns for one deployment. They are NaN if
+    the pass contains prompts and the GPU has no matrix peak for its products.
 
     Args:
-        group: Deployments whose passes have the same operators.
-        batch: Sequences of the pass. The counts of the first group may be an array with as many
-            axes as the points.
-        model: The model; by default the model of the deployments.
-        all_positions: Whether the LM head runs on all positions, not only the last.
+        group: One `StageVariants` for each GPU model, from `group_stage_variants`.
+        batch: Sequences that run through the pass. Their number and lengths may be arrays, to time
+            many passes in one call. Their shape after broadcasting is [*points].
+        model: Model that runs, such as a draft model; None for the model of the deployments.
+        all_positions: Whether the LM head runs on all new tokens of a sequence instead of the last
+            one.
+
+    Yields:
+        For each GPU model, a pair (indices, seconds). `indices` are the positions of its
+        deployments in the list given to `group_stage_variants`. `seconds` is an array [deployments,
+        *points]. An axis has length 1 if the time does not depend on it.
     """
     import numpy as np
 
@@ -125,18 +134,20 @@ def time_pass(
 
 
 class DeploymentTimer:
-    """Computes the times of deployments of one model that differ only in GPU and pipeline stages.
+    """Computes request times of deployments of one model that differ in GPU and pipeline stages.
 
     Args:
         deployments: The deployments.
-        counts: Numbers of concurrent sequences per replica to time.
-        speculation: Speculative decoding of the deployments; None without one.
-        draft: The draft model of the speculation.
+        counts: Numbers of concurrent sequences per replica for which times are computed.
+        speculation: Speculative decoding of all deployments; None without speculative decoding.
+        draft: The draft model of `speculation`; None without one.
 
     Attributes:
-        sizes: Distinct numbers of sequences in one micro-batch, in ascending order. A micro-batch
-            is the part of the concurrent sequences that goes through a pipeline stage together.
-        columns: Index in `sizes` of the micro-batch for each count [deployments, counts].
+        sizes: Distinct numbers of sequences in a micro-batch, in ascending order. A micro-batch is
+            the part of a replica's sequences that goes through a pipeline stage together. Times
+            depend only on its size.
+        columns: For each deployment and each number in `counts`, the index in `sizes` of its
+            micro-batch, as an array [deployments, counts].
         groups: The deployments, as `group_stage_variants` returns them.
     """
 
@@ -160,21 +171,23 @@ class DeploymentTimer:
         self.groups = group_stage_variants(deployments)
 
     def times(self, lengths: RequestLengths, capacity: Array) -> tuple[Array, Array, Array]:
-        """Return TTFT, TPOT and end-to-end times of requests in seconds; NaN if unknown.
+        """Return (TTFT, TPOT, end-to-end time) of requests in seconds; NaN if unknown.
 
-        All steps of an answer are timed only for numbers of sequences that fit, because this takes
-        long.
+        TTFT is the time to the first token, TPOT the time per output token. Decode steps are timed
+        only for numbers of sequences that fit, because timing all steps of an answer takes long.
 
         Args:
-            lengths: Tokens of prompt and answer.
-            capacity: Sequences that fit, by deployment and by number of sequences per replica
-                [deployments, counts].
+            lengths: Tokens of prompt and answer of each request; all requests are equal.
+            capacity: Number of sequences that fit on a replica, as an array [deployments, counts].
+                It depends on the count because an engine that is set up for more sequences reserves
+                more memory.
 
         Returns:
-            TTFT of one prompt on an idle replica [deployments]. TPOT [deployments, counts]: the
-            mean time per token of an answer, or a decode step at the full context if the output
-            length is unknown. End-to-end time [deployments, counts]: the prompts of all sequences
-            and all steps; NaN if the output length is unknown.
+            TTFT of one prompt on an idle replica [deployments]. TPOT [deployments, counts], as a
+            mean over the tokens of an answer after the first. If the output length is unknown, it
+            is the time of a decode step at the full context. End-to-end time [deployments, counts]:
+            the prefill of all sequences together, plus all decode steps. It is NaN if the output
+            length is unknown.
         """
         import numpy as np
 

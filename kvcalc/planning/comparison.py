@@ -29,11 +29,11 @@ SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
 
 
 class AttentionPoint(NamedTuple):
-    """An attention variant in prefill or decode, for the roofline of one layer's attention.
+    """An attention variant in one phase: a point of the roofline of one layer's attention.
 
     Attributes:
-        label: Name in the table, such as "GQA-8".
-        variant: Name as in `compare --variants`, such as "gqa:8".
+        label: Name of the variant in the printed table, such as "GQA-8".
+        variant: Name of the variant in the syntax of `variant`, such as "gqa:8".
         phase: "decode" or "prefill".
     """
 
@@ -61,18 +61,19 @@ def attention_records(
     batches: Sequence[int],
     precision: Precision = PUBLISHED,
 ) -> list[Record]:
-    """Return the FLOPs, bytes and roofline bound of one layer's attention on one GPU.
+    """Return FLOPs, bytes and roofline bound of one attention layer on one GPU, by variant.
 
-    There is one record, with the keys of `AttentionRecord`, per attention variant in POINTS, batch
-    size and context. The layer has 128 query heads of width 128. Only operators that read the KV
-    cache count. `knee` is the GPU's FLOPs per byte at the ridge point, for the dtype of the
-    products. `to_knee` is `knee` ÷ the attention's FLOPs per byte: above 1, attention is
-    memory-bound.
+    There is one record for each combination of attention variant, batch size and context. The
+    variants are fixed: MHA, GQA with and without a window, MQA, MLA and DSA in decode, and MHA and
+    MLA in prefill. The layer has 128 query heads of width 128. Only the attention over the KV cache
+    counts, not the projections. `knee` is the GPU's FLOPs per byte at the ridge point, for the
+    dtype of the products. `to_knee` is `knee` ÷ the attention's FLOPs per byte: above 1, attention
+    is memory-bound.
 
     Args:
-        gpu, precision: GPU model, and formats of the KV cache and the products.
-        contexts: Tokens of each sequence.
-        batches: Numbers of concurrent sequences.
+        gpu, precision: GPU model, and data types of the KV cache and the products.
+        contexts: Numbers of tokens of each sequence; each number gives further records.
+        batches: Batch sizes in sequences; each number gives further records.
 
     Raises:
         UserError: The GPU has no matrix peak.
@@ -122,11 +123,10 @@ def attention_records(
 
 
 def usual_variants(model: Model) -> str:
-    """Return the names of the attention variants that `compare` shows by default, with commas.
+    """Return the attention variants that `compare` shows by default, as "mha,none,mqa,mla,dsa".
 
-    They are MHA, the model's own attention ("none"), MQA, MLA and DSA. Variants equal to the
-    model's own are left out. For a model with MHA, GQA replaces the model's own attention. Example:
-    a model with GQA gives "mha,none,mqa,mla,dsa".
+    This example is for a model with GQA. "none" is the model's own attention. Variants equal to it
+    are left out. For a model whose own attention is MHA, GQA replaces "none".
     """
 
     def differs(name: str) -> bool:
@@ -147,17 +147,18 @@ def compare_records(
     batches: Sequence[int],
     block_size: int,
 ) -> list[CompareRecord]:
-    """Return a record for each attention variant, batch size and context.
+    """Return a record for each attention variant, batch size and context of one deployment.
 
-    A record has the KV cache and its weights, a decode step, a prefill and the requests that fit.
-    `stored_reduction` and `read_reduction` are the bytes of the first variant ÷ the bytes of this
-    variant.
+    A variant is the model with its attention replaced, for example by MQA. A record has the bytes
+    of the KV cache and of the weights, the times of a decode step and a prefill, and the number of
+    requests that fit. `stored_reduction` and `read_reduction` are the KV cache bytes of the first
+    variant ÷ those of this variant.
 
     Args:
-        variants: Pairs of a variant's name and the changed model.
+        variants: Pairs (name, changed model).
         deployment: The deployment with the original model.
-        contexts: Tokens of each sequence.
-        batches: Numbers of concurrent sequences.
+        contexts: Numbers of tokens of each sequence; each number gives further records.
+        batches: Batch sizes in sequences; each number gives further records.
         block_size: Tokens of a block of the KV cache.
 
     Raises:
@@ -210,9 +211,11 @@ def compare_records(
 
 
 def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
-    """Return the records reduced to the KV cache, for a model without known weights.
+    """Return comparison records without times, GPUs and weights: only the KV cache remains.
 
-    Keys about weights and parameters are None. Times and keys about GPUs are removed.
+    They are for a model that is described only by the dimensions of its attention, so that its
+    weights are unknown. Keys about weights and parameters become None. Keys about times and GPUs
+    are removed.
 
     Args:
         records: Records of `compare_records`.

@@ -38,16 +38,19 @@ FAR = 1e9  # violation factor of a candidate that cannot serve at all
 
 
 class Target(IntEnum):
-    """The first target that a candidate misses, in the order of the checks.
+    """The targets of a plan, in the order in which they are checked.
+
+    The value for a candidate (a deployment with a number of replicas) is the first target that it
+    misses.
 
     Attributes:
         NONE: All targets are met.
-        MEMORY: Fewer than max_num_seqs sequences fit on a replica.
+        MEMORY: Fewer sequences fit on a replica than the replica should run (`max_num_seqs`).
         UNKNOWN: A time that a target or the load needs cannot be predicted.
         TTFT: The time to first token is too long.
         TPOT: The time per output token is too long.
-        THROUGHPUT: The replicas generate too few tokens per second.
-        GPUS: The load needs more GPUs than allowed.
+        THROUGHPUT: All replicas together generate too few tokens per second.
+        GPUS: The load needs more GPUs than the search allows.
     """
 
     NONE = 0
@@ -60,30 +63,36 @@ class Target(IntEnum):
 
 
 class Candidate(NamedTuple):
-    """A deployment with a number of replicas, under one requirement. Times are in seconds.
+    """A deployment with a number of replicas under one requirement. Times are in seconds.
+
+    A replica is one copy of the model, which may be split over several GPUs.
 
     Attributes:
-        need: The requirement: load and targets.
+        need: The requirement: the load (users or requests per second, lengths) and the targets.
         speculation: Speculative decoding; None without one.
-        deployment: The deployment of each replica.
+        deployment: Model, GPU model, data types and parallelism of each replica.
         gpus: GPUs of all replicas, including prefill replicas.
-        replicas: Replicas that decode.
-        prefill_replicas: Further replicas for prefill; 0 if each replica does both.
-        max_num_seqs: Sequences for which a replica is set up.
-        capacity: Sequences that fit on a replica with this setting.
-        remaining_bytes: Low estimate of the KV cache budget of one GPU in bytes; negative if
-            weights and buffers exceed its memory.
+        replicas: Number of replicas that decode.
+        prefill_replicas: Number of further replicas that only process prompts; 0 if each replica
+            does both.
+        max_num_seqs: Concurrent sequences for which the engine of a replica is set up.
+        capacity: Sequences that fit on a replica if its engine is set up for `max_num_seqs`.
+        remaining_bytes: Low estimate of one GPU's bytes for the KV cache; negative if weights and
+            buffers exceed its memory.
         ttft: Time to first token of one prompt on an idle replica; None if unknown.
-        tpot: Time per output token at `max_num_seqs`; None if unknown or if they do not fit.
-        e2e: Time of a request from start to end; None if unknown.
-        tokens_per_s: Output tokens per second of a replica with `max_num_seqs` sequences; None if
+        tpot: Mean time per output token while `max_num_seqs` sequences run; None if unknown or if
+            they do not fit.
+        e2e: Time of a request from start to end while `max_num_seqs` sequences run; None if
             unknown.
+        tokens_per_s: Output tokens per second of one decode replica that runs `max_num_seqs`
+            sequences; None if unknown.
         tokens_per_s_per_gpu: `tokens_per_s` divided by the GPUs of a replica and its share of the
-            prefill replicas.
-        total_tokens_per_s: Output tokens per second of all replicas under the required load.
-        violated_target: The first target that is missed, a `Target`; NONE if all are met.
-        violation_factor: Predicted ÷ allowed value of the worst target, as `check_targets` returns
-            it; 1 if all are met.
+            prefill replicas; None if unknown.
+        total_tokens_per_s: Output tokens per second of all replicas under the required load; None
+            if unknown.
+        violated_target: Number of the first missed target in `Target`; 0 (NONE) if all are met.
+        violation_factor: How far the worst target is missed: 1.2 if TPOT is 20% above its target; 1
+            if all targets are met. `check_targets` defines it.
     """
 
     need: Requirement
@@ -116,15 +125,18 @@ class Candidate(NamedTuple):
 
 
 class CandidateBatch(NamedTuple):
-    """Candidates under one requirement, ordered by deployment, then by number of replicas.
+    """Many candidates under one requirement, as arrays. `candidates` makes objects of them.
+
+    A candidate is a deployment with a number of replicas. Candidates are ordered by deployment,
+    then by number of replicas.
 
     Attributes:
-        need: The requirement: load and targets.
+        need: The requirement: the load (users or requests per second, lengths) and the targets.
         speculation: Speculative decoding of all candidates; None without one.
-        deployments: Deployments of one model that differ in GPU and pipeline stages.
-        index: Index in `deployments` of each candidate's deployment.
-        figures: Values of the numeric fields of `Candidate` [candidates], by field name. NaN or
-            infinity means unknown.
+        deployments: Deployments of one model that differ only in GPU model and pipeline stages.
+        index: Index in `deployments` of each candidate's deployment [candidates].
+        figures: One array [candidates] for each numeric field of `Candidate`, by field name, such
+            as "tpot". NaN or infinity means unknown.
     """
 
     need: Requirement
@@ -134,10 +146,11 @@ class CandidateBatch(NamedTuple):
     figures: dict[str, Array]
 
     def candidates(self, indices: Any = slice(None)) -> list[Candidate]:
-        """Return candidates of the batch.
+        """Return some candidates of the batch as objects, in which None replaces NaN and infinity.
 
         Args:
-            indices: Indices of the candidates, as an array or slice; by default all.
+            indices: Positions of the candidates in the batch, as an array or a slice; by default
+                all.
         """
         import numpy as np
 
@@ -154,18 +167,21 @@ class CandidateBatch(NamedTuple):
 
 
 class DeploymentEstimates(NamedTuple):
-    """Memory and times of deployments by sequences per replica, in arrays [deployments, counts].
+    """Memory and times of deployments for several numbers of sequences per replica.
+
+    Without another remark, a field is an array [deployments, counts] for the numbers of sequences
+    in `timer.counts`.
 
     Attributes:
-        timer: The timer of the deployments. Its `counts` are the sequences per replica, in
-            ascending order.
-        remaining_bytes: Low estimate of the KV cache budget of one GPU in bytes; negative if memory
-            is missing.
-        capacity: Sequences that fit on a replica.
+        timer: The timer that computed the times. It has the deployments, and in `counts` the
+            numbers of concurrent sequences per replica, in ascending order.
+        remaining_bytes: Low estimate of one GPU's bytes for the KV cache; negative if weights and
+            buffers exceed its memory.
+        capacity: Sequences that fit on a replica if its engine is set up for this number.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
         ttft: Seconds to the first token of one prompt on an idle replica [deployments].
-        tpot: Seconds per output token.
+        tpot: Mean seconds per output token while this number of sequences runs.
         e2e: Seconds of a request from start to end; NaN if the output length is unknown.
     """
 
@@ -187,19 +203,24 @@ def make_batch(
 ) -> CandidateBatch:
     """Return the candidates of some deployments, with their times, GPUs and missed targets.
 
-    If the load is a number of users, a deployment has one candidate per number of replicas.
-    Otherwise it has one per value of `max_num_seqs`, with as many replicas as the load needs.
+    A candidate is a deployment with a number of replicas.
+
+    If the load is a number of users, a deployment has one candidate for each number of replicas,
+    and the users are divided among the replicas. Otherwise it has one for each value of
+    `max_num_seqs`, with as many replicas as the load needs.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
-    not delay steps. A replica with n sequences then makes n · output tokens in the time of output −
-    1 steps. ⌈requests per second · TTFT⌉ further replicas process prompts.
+    not delay steps. With m output tokens per request, a replica with n sequences then generates n ·
+    m tokens in the time of m − 1 decode steps. ⌈requests per second · TTFT⌉ further replicas
+    process prompts.
 
     Args:
-        need: The requirement: load and targets.
+        need: The requirement: the load and the targets.
         estimates: Memory and times of all deployments.
-        indices: Indices in `estimates` of the deployments to include.
-        space: The search space, for its maximum number of GPUs.
-        is_disaggregated: Whether prefill has separate replicas.
+        indices: Positions of the deployments to include, in the first axis of the arrays in
+            `estimates`.
+        space: The search space, of which only the maximum number of GPUs is used.
+        is_disaggregated: Whether separate replicas process the prompts.
     """
     import numpy as np
 
@@ -276,21 +297,24 @@ def check_targets(
 ) -> dict[str, Array]:
     """Return which target each candidate misses first, and the factor of its worst miss.
 
+    A candidate is a deployment with a number of replicas. The factor serves to find the candidate
+    that misses most narrowly.
+
     The factor is the predicted ÷ the allowed value for times and GPUs. For throughput and for
-    sequences in memory it is the required ÷ the predicted value. If no sequence fits, it is FAR
-    (10^9) minus the KV cache budget in GiB, so the smallest lack of memory is closest. FAR / 2 is
-    added if TPOT has a target, some but too few sequences fit, and the step was not timed. Such a
-    candidate then comes after all timed candidates.
+    sequences in memory it is the required ÷ the predicted value. If no sequence fits, the factor is
+    10^9 minus the (negative) KV cache budget in GiB, so the smallest lack of memory is closest.
+    10^9 / 2 is added if TPOT has a target, some but too few sequences fit, and the step was not
+    timed. Such a candidate then comes after all timed candidates.
 
     Args:
-        need: The requirement: load and targets.
-        figures: Values of the numeric fields of `Candidate` [candidates], by field name.
+        need: The requirement: the load and the targets.
+        figures: One array [candidates] for each numeric field of `Candidate`, by field name.
         max_gpus: Maximum number of GPUs of all replicas.
 
     Returns:
-        Two arrays [candidates], by name. `violated_target` is the number of the first `Target`
-        that is missed, in the order of the enumeration; 0 if none is missed. `violation_factor`
-        is then 1.
+        Two arrays [candidates], by name. `violated_target` is the number of the first `Target` that
+        is missed, in the order of the enumeration; 0 if none is missed. `violation_factor` is the
+        factor of the worst miss; 1 if no target is missed.
     """
     import numpy as np
 
@@ -331,17 +355,17 @@ PlacedFit = tuple[BatchedFit, Array, Array]
 
 
 class SearchGrid:
-    """All candidates of a search space under some requirements.
+    """Makes all candidates of a search space: deployments with their replicas, memory and times.
 
     Args:
-        needs: The requirements: loads and targets.
-        space: The deployments to try.
+        needs: The requirements: each has a load and targets.
+        space: The search space: models, GPU models, parallelism and data types to combine.
 
     Attributes:
-        calibrations: Calibration of each GPU model (time models fitted to measured kernels), by its
-            name; None if times are lower bounds from the datasheet.
-        remarks: Sentences about deployments that were left out, with the reason, as keys. They are
-            complete after the last batch.
+        calibrations: Calibration of each GPU model (time models fitted to measured kernels), by the
+            name of the GPU model; None if times are lower bounds from the datasheet.
+        remarks: Sentences about deployments that were left out and why, as the keys of a dict in
+            order of appearance. They are complete after the last batch.
     """
 
     def __init__(self, needs: Sequence[Requirement], space: SearchSpace) -> None:
@@ -362,10 +386,10 @@ class SearchGrid:
                 self.remarks[str(error)] = None
 
     def batches(self) -> Iterator[CandidateBatch]:
-        """Yield all candidates in batches.
+        """Yield all candidates of all requirements in batches, so that not all are in memory.
 
-        The batches are in the order of model, parallelism of a stage, precision, draft and
-        requirement.
+        The order is by model, parallelism of a pipeline stage, data types, draft and requirement. A
+        batch has one model and one requirement.
         """
         space = self.space
         for model in space.models:

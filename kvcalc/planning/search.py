@@ -22,21 +22,23 @@ SUFFIXES = (".csv", ".jsonl")
 
 
 class CandidateFile:
-    """Writes all candidates of a search to a file, batch by batch. Use it as a context manager.
+    """Writes all candidates of a search to a CSV or JSON-lines file. It is a context manager.
 
-    An existing file at `path` is replaced only at the end. After Ctrl-C, the new file has all
-    complete batches. If there are none, the existing file stays.
+    A candidate is a deployment with a number of replicas. An existing file at `path` is replaced
+    only at the end. After Ctrl-C, the new file has all complete batches. If there are none, the
+    existing file stays.
 
     Args:
         path: A path that ends in .csv or .jsonl. "-" writes JSON lines to standard output. With "",
-            the candidates are only counted.
-        prices: Price per hour of each GPU model, by its name.
+            nothing is written and the candidates are only counted.
+        prices: Price per hour of one GPU of each model, by the name of the GPU model. Without a
+            price, costs are empty.
 
     Attributes:
-        count: Number of candidates so far.
+        count: Number of candidates that were written or counted so far.
 
     Raises:
-        UserError: The path has another suffix.
+        UserError: The path ends in neither .csv nor .jsonl.
     """
 
     def __init__(self, path: str, prices: Mapping[str, float]) -> None:
@@ -56,7 +58,11 @@ class CandidateFile:
             self._file.close(keep=kind is None or is_stopped)
 
     def write(self, batch: CandidateBatch) -> None:
-        """Count the candidates of a batch, and write one line for each."""
+        """Write one line for each candidate of a batch, and add their number to `count`.
+
+        Args:
+            batch: Deployments with numbers of replicas, and their memory and times.
+        """
         if self._file:
             rows = [
                 candidate_record(candidate, self._prices.get(candidate.gpu, 0.0))
@@ -75,12 +81,12 @@ class CandidateFile:
 
 
 class SearchResult(NamedTuple):
-    """The result of `plan`.
+    """The result of a search for the best deployments.
 
     Attributes:
-        space: The deployments that were tried.
-        answers: The best configurations for each model and requirement. All requirements of the
-            first model come first.
+        space: The search space: models, GPU models, parallelism and data types that were combined.
+        answers: One result for each model and requirement. All requirements of the first model come
+            first.
         remarks: Sentences about deployments that were left out, with the reason.
     """
 
@@ -95,17 +101,21 @@ def run_search(
     prices: Mapping[str, float] | None = None,
     on_batch: Callable[[CandidateBatch], object] | None = None,
 ) -> SearchResult:
-    """Return the best configurations of a search space, after trying all candidates.
+    """Return the best deployments of a search space for each model and requirement.
+
+    All combinations in the search space are tried.
 
     Args:
-        needs: The requirements: load and targets.
-        space: The deployments to try.
-        prices: Price per hour of each GPU model, by its name. If given, GPU models without a price
-            are left out.
-        on_batch: Called with each batch of candidates, for example to write them to a file.
+        needs: The requirements: each has a load (users or requests per second, lengths) and
+            targets.
+        space: The search space: models, GPU models, parallelism and data types to combine.
+        prices: Price per hour of one GPU of each model, by the name of the GPU model. GPU models
+            without a price are left out. None or empty ranks by the number of GPUs.
+        on_batch: Called with each batch of candidates (deployments with replicas), for example to
+            write them to a file.
 
     Raises:
-        UserError: There is no candidate.
+        UserError: No combination can be tried, or none of the GPU models has a price.
     """
     remarks = []
     if prices:
@@ -146,11 +156,11 @@ GPU_FACTORS = (2, 4, 8, 16)  # larger numbers of GPUs to try
 
 
 class TargetChange(NamedTuple):
-    """A changed search that may meet the targets.
+    """A changed search, in which a deployment may meet the targets that were missed before.
 
     Attributes:
-        words: Options to type, such as "--max-gpus 32".
-        need: The requirement after the change.
+        words: Command-line options that make the change, such as "--max-gpus 32".
+        need: The requirement (load and targets) after the change.
         space: The search space after the change.
     """
 
@@ -159,7 +169,7 @@ class TargetChange(NamedTuple):
     space: SearchSpace
 
     def search(self) -> BestConfigs | None:
-        """Return the best configurations after the change; None if no deployment can be tried."""
+        """Return the best deployments after the change; None if no deployment can be tried."""
         try:
             return run_search([self.need], self.space).answers[0]
         except UserError:
@@ -167,15 +177,16 @@ class TargetChange(NamedTuple):
 
 
 def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
-    """Return the options to type with which some candidate meets the targets.
+    """Return command-line options, such as "--max-tpot 4.6ms", with which the targets can be met.
 
-    Each text is one alternative, such as "--max-tpot 4.6ms". It is searched on the GPU model of the
-    closest miss. Alternatives with which no candidate meets the targets are left out. The list is
-    empty if there is no closest miss.
+    Each text is one alternative. It loosens a target, allows more GPUs, or reduces the users or the
+    data types. It is tried on the GPU model of the deployment that misses the targets most
+    narrowly. Alternatives with which no deployment meets the targets are left out, so the list may
+    be empty.
 
     Args:
-        answer: The result of a search without a candidate that meets the targets.
-        space: The deployments of this search.
+        answer: The result of a search in which no deployment meets the targets.
+        space: The search space of this search.
     """
     texts: list[str] = []
     for change in _changes(answer.closest, space) if answer.closest else ():

@@ -34,11 +34,12 @@ MAX_GPUS = 4096
 
 
 class Speculation(msgspec.Struct, frozen=True):
-    """Speculative decoding of a deployment.
+    """Settings of speculative decoding: the draft, its tokens per step and their acceptance.
 
     Attributes:
-        draft: Name of the draft: a model, or "mtp" for the model's own prediction layers.
-        num_tokens: Draft tokens per step.
+        draft: Name of the draft: a model, or "mtp" for the model's own multi-token-prediction
+            layers.
+        num_tokens: Draft tokens per sequence and step.
         acceptance: Probability that a draft token is accepted if all earlier draft tokens of the
             step are, from 0 to 1.
     """
@@ -48,11 +49,12 @@ class Speculation(msgspec.Struct, frozen=True):
     acceptance: float
 
     def options(self, model: Model, options: FitOptions) -> FitOptions:
-        """Return the options of `fit` with the draft added, so that its weights and cache count.
+        """Return the memory options of the engine with the draft's weights and cache included.
 
         Args:
-            model: The target model.
-            options: The options of `fit` without the draft.
+            model: The target model, whose output the draft proposes.
+            options: Memory options without the draft, with which `fit` computes the sequences that
+                fit.
 
         Raises:
             UserError: The draft is unknown or does not match the model.
@@ -67,25 +69,26 @@ class Speculation(msgspec.Struct, frozen=True):
 
 
 class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """The deployments that `plan` tries: every combination of the fields.
+    """The deployments that `plan` tries: every combination of the values in its fields.
 
     Attributes:
         models: The models.
         gpus: The GPU models.
-        max_gpus: Maximum number of GPUs of all replicas.
-        tp: Tensor-parallel sizes; () for all that the model divides into on one server.
-        pp: Numbers of pipeline stages; () for all.
-        dp: Data-parallel sizes in a replica; () for all if the model has experts, otherwise 1.
-        ep: Expert-parallel sizes; () tries 1 and the number of GPUs of a stage.
+        max_gpus: Maximum number of GPUs of all replicas together.
+        tp: Tensor-parallel sizes; () for all sizes within one server into which the model divides.
+        pp: Numbers of pipeline stages; () for all from 1 to the number of layers.
+        dp: Data-parallel sizes within a replica; () for all if the model has experts, otherwise 1.
+        ep: Expert-parallel sizes; () for 1 and the number of GPUs of a pipeline stage.
         precisions: Formats of weights and KV cache.
-        options: Options of the engine. Lengths and sequences come from the requirement.
+        options: Memory options of the engine. Their lengths and numbers of sequences are replaced
+            by those of the requirement.
         calibration: Name or file of a calibration, which has time models fitted to measured
-            kernels; "" for the engine's own.
+            kernels; "" for the engine's own calibration.
         calibration_from: GPU model whose calibration is scaled to every other GPU model; "" for
             each GPU model's own calibration.
-        nodes: Nodes of a replica; 0 for the smallest number.
-        drafts: Drafts to try; None for no draft.
-        disaggregate: Whether prefill has separate replicas. (False, True) tries both.
+        nodes: Number of nodes of a replica; 0 for as few as possible.
+        drafts: Settings of speculative decoding to try; None in it tries no speculation.
+        disaggregate: Whether separate replicas process the prompts. (False, True) tries both ways.
     """
 
     models: tuple[Model, ...]
@@ -104,7 +107,10 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     disaggregate: tuple[bool, ...] = (False,)
 
     def splits(self, model: Model) -> list[Parallelism]:
-        """Return the ways to split a model over at most `max_gpus` GPUs, the fewest GPUs first.
+        """Return the ways to split one replica of a model over GPUs, those with the fewest first.
+
+        A way is a combination of tensor-, pipeline-, data- and expert-parallel sizes with at most
+        `max_gpus` GPUs.
 
         Raises:
             UserError: The model divides into none of the requested sizes.
@@ -143,30 +149,35 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     def max_tp(self, gpu: Gpu) -> int:
         """Return the largest tensor-parallel size to try on a GPU model.
 
-        This is the number of GPUs of a server. If the field `tp` states sizes, it is `max_gpus`.
+        This is the number of GPUs that one link, such as NVLink, connects, or 8 if the preset does
+        not state it. If the field `tp` states sizes, it is `max_gpus`.
         """
         if self.tp:
             return self.max_gpus
         return GPUS_PER_SERVER if gpu.is_bridged else gpu.link_domain or GPUS_PER_SERVER
 
     def includes(self, gpu: Gpu, ranks: Parallelism) -> bool:
-        """Return whether to try a parallelism on a GPU model.
+        """Return whether a split of the model is worth trying on a GPU model.
 
-        Its tensor-parallel size must not exceed `max_tp`. If a replica needs several nodes, the
-        rate between nodes must be known.
+        The tensor-parallel size must not exceed `max_tp(gpu)`. If a replica needs several nodes,
+        the preset must give the rate between nodes.
+
+        Args:
+            gpu: GPU model.
+            ranks: Tensor-, pipeline-, data- and expert-parallel sizes of a replica.
         """
         is_one_node = not gpu.link_domain or ranks.gpus <= gpu.link_domain
         return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.inter_domain_rate))
 
     def fit_options(self, requirement: Requirement, max_num_seqs: int = 0) -> FitOptions:
-        """Return the options with which `fit` computes a candidate's capacity.
+        """Return the options with which `fit` computes how many sequences fit on a replica.
 
-        They use the low estimate of the KV cache budget.
+        They select the low estimate of the KV cache budget, so that plans are cautious.
 
         Args:
-            requirement: The requirement, which states the length of the sequences.
-            max_num_seqs: Sequences of the replica for which the engine is set up; 0 for the
-                default.
+            requirement: The requirement, which gives the tokens of each sequence.
+            max_num_seqs: Concurrent sequences for which the engine of a replica is set up; 0 for
+                the engine's default.
         """
         return replace(
             self.options,
@@ -183,12 +194,14 @@ KEYS = (*Requirement.__struct_fields__, *SpaceOptions.__struct_fields__)
 
 
 class PlanQuestion(NamedTuple):
-    """The requirements and search space of a plan.
+    """What a user asks of `plan`: requirements, search space and prices.
 
     Attributes:
-        needs: The requirements: load and targets.
+        needs: The requirements: each has a load (users or requests per second, lengths) and
+            targets.
         space: The deployments to try.
-        prices: Price per hour of each GPU model, by its name; empty without prices.
+        prices: Price per hour of one GPU of each model, by the name of the GPU model; empty without
+            prices.
     """
 
     needs: list[Requirement]
@@ -197,12 +210,12 @@ class PlanQuestion(NamedTuple):
 
 
 def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQuestion:
-    """Parse the options of `plan` into its requirements and search space.
+    """Parse the options of the command `plan` into requirements, search space and prices.
 
     Args:
         models: The models to plan for.
-        options: Value of each option, by option name. A value is a text, a number, or a list of
-            them. None and "" leave the default.
+        options: Value of each option by its name, such as {"users": 16, "max_tpot": "30ms"}. A
+            value is a text, a number, or a list of them. None and "" leave the default.
 
     Raises:
         UserError: An option is unknown or has a wrong value.
@@ -289,7 +302,7 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
 
 
 def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
-    """Parse the option `--price-per-hour` into the price of each GPU model, by its name.
+    """Parse the option `--price-per-hour` into prices per GPU and hour, by name of the GPU model.
 
     Args:
         text: "h100=2.5,h200=3" in any currency, or one number for one GPU model. "" gives no

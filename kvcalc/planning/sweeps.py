@@ -44,10 +44,12 @@ MAX_NAME = 60  # letters of a measured GPU's name
 def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
     """Return whole numbers from `first` to `last`, evenly spaced on a logarithmic axis.
 
+    Example: geometric_steps(1, 16, 1) is [1, 2, 4, 8, 16].
+
     Args:
         first: Smallest number.
         last: Largest number.
-        per_octave: Numbers in each doubling.
+        per_octave: Numbers in each doubling, such as between 128 and 256.
     """
     steps, value = [], float(first)
     while value < last:
@@ -57,7 +59,9 @@ def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
 
 
 class CacheCurve(NamedTuple):
-    """Weights and KV cache of one model over contexts.
+    """KV cache bytes of one model at several contexts, for a plot, with the bytes of its weights.
+
+    A context is the number of tokens of each sequence.
 
     All bytes are those of one GPU: the GPU that stores the most weights and KV cache.
 
@@ -65,12 +69,14 @@ class CacheCurve(NamedTuple):
         label: Name of the curve in a picture.
         parameters: Number of parameters of the model.
         layers: Number of layers of the model.
-        gpus: Number of GPUs that share the model.
+        gpus: Number of GPUs over which the model is split.
         kv_cache_dtype: Dtype of the KV cache.
-        weight_bytes: Bytes of the weights.
-        contexts: Tokens of each sequence, one number per point.
-        stored_bytes: Bytes of the batch's KV cache on this GPU at each context.
-        read_bytes: Bytes of that cache that a decode step of the batch reads at each context.
+        weight_bytes: Bytes of the weights on this GPU.
+        contexts: Numbers of tokens of each sequence, one for each point of the curve.
+        stored_bytes: Bytes of the KV cache of all sequences of the batch on this GPU, at each
+            context.
+        read_bytes: Bytes of the KV cache that one decode step of the batch reads on this GPU, at
+            each context.
     """
 
     label: str
@@ -92,14 +98,16 @@ def cache_curve(
     parallelism: Parallelism = ONE_GPU,
     label: str = "",
 ) -> CacheCurve:
-    """Return the KV cache of a model over contexts, in bytes of the GPU with the most.
+    """Return the KV cache bytes of a model at several contexts.
+
+    All bytes are those of the GPU that stores the most.
 
     Args:
         model: The model.
-        precision: Formats of weights and cache.
-        contexts: Tokens of each sequence, one number per point.
+        precision: Data types of weights and KV cache.
+        contexts: Numbers of tokens of each sequence, one for each point of the curve.
         batch_size: Number of concurrent sequences.
-        parallelism: The parallelism.
+        parallelism: Tensor-, pipeline-, data- and expert-parallel sizes.
         label: Name of the curve; "" for the model's name.
     """
     sizes = [
@@ -120,18 +128,20 @@ def cache_curve(
 
 
 def contexts_up_to(last: int) -> list[int]:
-    """Return contexts in tokens from 128 to `last`, evenly spaced on a logarithmic axis."""
+    """Return contexts in tokens from 128 to `last`, with four in each doubling, for a plot."""
     return geometric_steps(128, last)
 
 
 class SparseReads(NamedTuple):
-    """KV cache of a model with MLA and of a model with DSA (sparse attention), over contexts.
+    """KV cache of a model with MLA and a model with sparse attention (DSA) at several contexts.
+
+    The curves are for one sequence. A context is its number of tokens.
 
     Attributes:
-        dense: The model with MLA.
-        sparse: The model with DSA.
-        crossing: First context in tokens at which the model with DSA reads fewer bytes per layer in
-            a decode step. None if there is none.
+        dense: KV cache bytes of the model with MLA, which reads all cached tokens.
+        sparse: KV cache bytes of the model with DSA, which reads index keys and selected tokens.
+        crossing: Smallest context in tokens at which the model with DSA reads fewer bytes per layer
+            in a decode step than the model with MLA; None if there is none.
     """
 
     dense: CacheCurve
@@ -140,13 +150,14 @@ class SparseReads(NamedTuple):
 
 
 def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> SparseReads:
-    """Return the KV cache of a model with MLA and of a model with DSA over contexts, for one
-    sequence.
+    """Return the KV cache of a model with MLA and a model with sparse attention (DSA), by context.
+
+    Both are for one sequence.
 
     Args:
         models: The two models, in any order.
-        last: Last context in tokens.
-        precision: Formats of weights and cache.
+        last: Largest context in tokens.
+        precision: Data types of weights and KV cache.
 
     Raises:
         UserError: The models are not one with DSA and one with MLA.
@@ -183,16 +194,21 @@ def _has_part(model: Model, kind: type) -> bool:
 
 
 class GenerationWork(NamedTuple):
-    """FLOPs of each new token of one sequence on one GPU, with and without a KV cache.
+    """Matrix FLOPs of each new token of one sequence, with and without a KV cache, for a plot.
+
+    FLOPs are those of one GPU of each pipeline stage, summed over the stages. All lists have one
+    number per length.
 
     Attributes:
         model: Name of the model.
-        gpus: Number of GPUs that share the model.
-        lengths: Numbers of tokens in the sequence so far, evenly spaced.
-        uncached_flops: FLOPs at each length if all tokens are computed again.
-        uncached_attention_flops: The part of `uncached_flops` in attention, without projections.
-        cached_flops: FLOPs at each length if only the last token is computed.
-        cached_attention_flops: The part of `cached_flops` in attention, without projections.
+        gpus: Number of GPUs over which the model is split.
+        lengths: Numbers of tokens in the sequence including the new one, evenly spaced.
+        uncached_flops: FLOPs of the new token if all tokens of the sequence are computed again.
+        uncached_attention_flops: The part of `uncached_flops` for attention scores and values,
+            without projections.
+        cached_flops: FLOPs of the new token if only this token is computed.
+        cached_attention_flops: The part of `cached_flops` for attention scores and values, without
+            projections.
     """
 
     model: str
@@ -210,13 +226,15 @@ NUM_LENGTHS = 64  # points of a curve that look smooth on a linear axis
 def generation_work(
     model: Model, last: int, precision: Precision, parallelism: Parallelism = ONE_GPU
 ) -> GenerationWork:
-    """Return the FLOPs of each new token of one sequence, with and without a KV cache.
+    """Return the matrix FLOPs of each new token of one sequence, with and without a KV cache.
+
+    They are for at most 64 lengths, which are evenly spaced up to `last`.
 
     Args:
         model: The model.
-        last: Last length of the sequence in tokens.
-        precision: Formats of weights and cache.
-        parallelism: The parallelism.
+        last: Largest number of tokens in the sequence.
+        precision: Data types of weights and KV cache.
+        parallelism: Tensor-, pipeline-, data- and expert-parallel sizes.
     """
     steps = (max(1, last * step // NUM_LENGTHS) for step in range(1, NUM_LENGTHS + 1))
     lengths = [*dict.fromkeys(steps)]
@@ -234,14 +252,15 @@ def generation_work(
 def decode_passes(
     deployment: TimedDeployment, context: int, batch_sizes: Sequence[int]
 ) -> list[list[Record]]:
-    """Return the records of a decode step for each batch size, one per operator and the total.
+    """Return the roofline of a decode step for each batch size, as lists of records.
 
-    They are the records of `roofline`. The total also tells whether the batch fits.
+    Each list has one record per operator, with FLOPs, bytes and time, and then a record of the
+    total. The total also tells whether the batch fits into GPU memory.
 
     Args:
-        deployment: The deployment.
+        deployment: Model on one replica of GPUs.
         context: Tokens of each sequence.
-        batch_sizes: Numbers of concurrent sequences.
+        batch_sizes: Numbers of concurrent sequences, one for each list.
     """
     return [
         pass_with_memory(
@@ -254,12 +273,13 @@ def decode_passes(
 
 
 def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
-    """Return the records of the prefill of one sequence, one per operator and the total.
+    """Return the roofline of the prefill of one sequence, as a list of records.
 
-    They are the records of `roofline`. The total also tells whether the sequence fits.
+    There is one record per operator, with FLOPs, bytes and time, and then a record of the total.
+    The total also tells whether the sequence fits into GPU memory.
 
     Args:
-        deployment: The deployment.
+        deployment: Model on one replica of GPUs.
         context: Tokens of the sequence.
     """
     records = roofline_records(deployment, "prefill", 1, context)
@@ -269,14 +289,15 @@ def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
 def latency_sweep(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> "Sequence[LatencyCurve | SpeculationCurve | GenerationWork]":
-    """Return the curves that `latency --plot` draws.
+    """Return the curves that the command `latency --plot` draws.
 
-    With a draft, they are speed-ups of speculative decoding. With `--no-cache`, they are FLOPs with
-    and without a KV cache. Otherwise they are times over batch sizes.
+    If the options name a draft model, they are speed-ups of speculative decoding. With the option
+    `no_cache`, they are FLOPs with and without a KV cache. Otherwise they are times by batch size.
 
     Args:
-        deployments: The deployments to draw.
-        requests: Options of `latency`, one for each combination of lengths and batch size.
+        deployments: Models on replicas of GPUs; each gives its own curves.
+        requests: Options of `latency`, one for each combination of input length, output length and
+            batch size. Draft and `no_cache` are equal in all.
     """
     first, last = requests[0], requests[-1]
     if first.draft:
@@ -293,13 +314,13 @@ def latency_sweep(
 
 
 class LatencyCurve(NamedTuple):
-    """Times of one deployment over batch sizes.
+    """Prefill and decode times of one deployment at several batch sizes, for a plot.
 
     Attributes:
-        deployment: The deployment.
-        request: The options of `latency`. Their batch size is ignored.
-        records: Records of `latency`, one per batch size.
-        max_num_seqs: Largest batch size that fits; None if unknown.
+        deployment: Model on one replica of GPUs.
+        request: Options of `latency`, such as input and output length. Their batch size is ignored.
+        records: JSON records of `latency`, one for each batch size, with times such as `ttft_s`.
+        max_num_seqs: Largest batch size in sequences that fits into GPU memory; None if unknown.
     """
 
     deployment: TimedDeployment
@@ -311,14 +332,15 @@ class LatencyCurve(NamedTuple):
 def latency_curves(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> list[LatencyCurve]:
-    """Return one curve of times for each deployment and each pair of input and output length.
+    """Return times by batch size: a curve for each deployment and pair of input and output length.
 
     The batch sizes are the powers of 2 from 1 to 256, the requested ones, and the largest that
     fits.
 
     Args:
-        deployments: The deployments to draw.
-        requests: Options of `latency`, one for each combination of lengths and batch size.
+        deployments: Models on replicas of GPUs.
+        requests: Options of `latency`, one for each combination of input length, output length and
+            batch size.
     """
     by_length: dict[tuple[int, int], LatencyOptions] = {}
     for request in requests:
@@ -338,15 +360,17 @@ def latency_curves(
 
 
 class SpeculationCurve(NamedTuple):
-    """Speed-up of decoding by a draft, over the acceptance rate, when half of the output is
-    generated.
+    """Speed-up of decoding by a draft model at several acceptance rates, for a plot.
+
+    The times are those of the step at which half of the output is generated.
 
     Attributes:
-        deployment: The deployment.
+        deployment: The target model on one replica of GPUs.
         draft: Name of the draft model.
-        num_draft_tokens: Draft tokens per step.
-        can_fit: Whether the request fits with its draft; None if unknown.
-        speedups: TPOT without the draft ÷ TPOT with it, at each of ACCEPTANCE_RATES: 0, 0.02 … 1.
+        num_draft_tokens: Draft tokens per sequence and step.
+        can_fit: Whether target, draft and batch fit into GPU memory; None if unknown.
+        speedups: TPOT (time per output token) without the draft ÷ TPOT with it, for the acceptance
+            rates 0, 0.02 … 1.
     """
 
     deployment: TimedDeployment
@@ -359,14 +383,15 @@ class SpeculationCurve(NamedTuple):
 def speculation_curves(
     deployments: Sequence[TimedDeployment], requests: Sequence[LatencyOptions]
 ) -> list[SpeculationCurve]:
-    """Return a curve for each deployment and requested number of draft tokens.
+    """Return a curve of speed-ups for each deployment and number of draft tokens per step.
 
-    If no number is requested, a single deployment has curves for 1, 2, 4 and 8 tokens. Several
-    deployments have one curve each, for 4 tokens.
+    The numbers come from `requests`. If they give none, a single deployment has curves for 1, 2, 4
+    and 8 tokens. Several deployments have one curve each, for 4 tokens.
 
     Args:
-        deployments: The deployments to draw.
-        requests: Options of `latency`. Lengths and batch size are those of the first.
+        deployments: Target models on replicas of GPUs.
+        requests: Options of `latency`. The draft, the lengths and the batch size are those of the
+            first.
     """
     requested = dict.fromkeys(r.num_speculative_tokens for r in requests)
     usual = USUAL_DRAFTED if len(deployments) == 1 else (4,)
@@ -396,13 +421,15 @@ def comparison_sweep(
     batch_size: int,
     last: int,
 ) -> list[list[CacheCurve]]:
-    """Return a list for each deployment, with one KV cache curve over contexts for each variant.
+    """Return, for each deployment, a list of KV cache curves: one for each attention variant.
+
+    A curve has the bytes of the KV cache at several contexts (tokens per sequence).
 
     Args:
         deployments: Deployments of one model.
-        variants: Pairs of an attention variant's name and the changed model.
+        variants: Pairs (name, changed model) of the attention variants.
         batch_size: Number of concurrent sequences.
-        last: Last context in tokens.
+        last: Largest context in tokens.
     """
     sweep = []
     for deployment in deployments:
@@ -422,18 +449,19 @@ def comparison_sweep(
 
 
 def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
-    """Return measured and predicted times of a file of measured rows, and a sentence about the
-    rows.
+    """Return measured and predicted times of the rows of a measurement file, for a plot.
 
-    A row's prediction is the time of a model fitted to measured kernels. If there is none, it is
-    the datasheet bound, otherwise the row's `bound_us` in the file.
+    A row's prediction comes from a time model that was fitted to measured kernels. If there is
+    none, it is the datasheet bound. If this is unknown too, it is the row's `bound_us` in the file.
+    Rows without any of them are left out.
 
     Args:
-        path: Path of a CSV file that `validate` reads.
+        path: Path of a CSV file of measured rows.
 
     Returns:
-        A list with one item per operation: its name, measured and predicted microseconds of its
-        rows. The sentence that describes the rows.
+        A pair (times, sentence). `times` has an item for each operation, such as `gemm`: its name,
+        the measured microseconds of its rows, and their predicted microseconds. The sentence states
+        file, number of rows and GPUs.
 
     Raises:
         UserError: No row has a prediction.

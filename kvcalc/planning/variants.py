@@ -35,11 +35,15 @@ def _stored_formats(model: Model, precision: Precision) -> tuple[str, str]:
 
 
 def precision_losses(model: Model, precision: Precision) -> list[str]:
-    """Return the published quality losses of formats that are narrower than the published
-    checkpoint's.
+    """Return the published quality losses of quantised weights or a quantised KV cache, as texts.
 
-    The list has one text for the weights if they have fewer bits than the checkpoint, and one for
-    the KV cache likewise. A text begins, for example, with "cache in fp8, published in bf16: ".
+    A text is for the weights or for the KV cache. It is left out if they have at least as many bits
+    as in the published checkpoint. A text begins, for example, with "cache in fp8, published in
+    bf16: ".
+
+    Args:
+        model: The model, which states the data types of the published checkpoint.
+        precision: Data types of weights and KV cache that are used.
     """
     formats = zip(
         ("weights", "cache"),
@@ -56,14 +60,15 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
 
 
 def narrower_formats(deployment: TimedDeployment, is_weights_only: bool) -> dict[str, str]:
-    """Return narrower formats for a deployment that lacks memory, by field name of `Precision`.
+    """Return narrower data types for a deployment that lacks memory, by field of `Precision`.
 
-    The formats are fp8, if the GPU has fp8 matrix units, and int4. Example: {"kv_cache_dtype":
-    "fp8", "quantization": "fp8"}.
+    They are fp8, if the GPU has fp8 matrix units, otherwise int4 for the weights only. A field that
+    cannot get narrower is left out. Example: {"kv_cache_dtype": "fp8", "quantization": "fp8"}.
 
     Args:
-        deployment: The deployment.
-        is_weights_only: Whether to leave out the KV cache.
+        deployment: The deployment, which states the present data types and the GPU.
+        is_weights_only: Whether to suggest only narrower weights, because a smaller KV cache does
+            not help.
     """
     weights, cache = _stored_formats(deployment.model, deployment.precision)
     names = ["fp8", "int4"] if "fp8" in deployment.gpu.flops_per_s else ["int4"]
@@ -89,14 +94,14 @@ def _weight_bits(name: str) -> float:
 
 
 class Quality(NamedTuple):
-    """Published quality of an attention variant.
+    """Published findings on the model quality of an attention variant, such as MQA or a window.
 
     Attributes:
         head_diversity: How different keys and values of the heads can be: "full", "grouped",
             "shared", or "as before" for a step that does not change this.
-        note: A published finding and scores, with their sources.
-        trades: What the variant gives up, such as "memory".
-        scores: Published scores, for the models that they name.
+        note: One or more published findings with scores and sources, as text.
+        trades: What the variant gives up, as a noun such as "memory" or "quality".
+        scores: Published benchmark scores that `note` cites, each with the model that it names.
     """
 
     head_diversity: str
@@ -161,14 +166,14 @@ OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")}
 
 
 def quality_of(variant: str, attention: str) -> dict[str, Quality]:
-    """Return the published quality of each step in a variant's name, by the step.
+    """Return the published quality of each step in an attention variant's name, by the step.
 
-    Steps without published quality are left out. Example: "gqa:8/window:4096" has two steps.
+    Example: "gqa:8/window:4096" has the steps "gqa:8" and "window:4096". Steps without published
+    quality are left out.
 
     Args:
-        variant: The variant's name, as in `compare --variants`. "none" stands for the steps in
-            `attention`.
-        attention: The model's own attention, such as "GQA-8 window 4096".
+        variant: The variant's name. "none" in it stands for the steps in `attention`.
+        attention: Description of the model's own attention, such as "GQA-8 window 4096".
     """
     steps = {}
     names = [word.strip().lower() for word in variant.split("/")]
@@ -214,14 +219,16 @@ ChangePart = Callable[[Sublayer], Sublayer]
 
 
 class Variant(NamedTuple):
-    """A model with other attention.
+    """A model whose attention was replaced, for example by MQA, for a comparison.
 
     Attributes:
         model: The changed model.
-        kv_cache_dtype: The dtype of the KV cache that the variant's name states; "" for none.
-        mla_form: Form of latent attention that the name states, "absorbed" or "expanded"; "" for
+        kv_cache_dtype: Data type of the KV cache that the variant's name states; "" if it states
             none.
-        held_equal: The properties of the model that the variant does not change, as text.
+        mla_form: Form of multi-head latent attention (MLA) that the name states, "absorbed" or
+            "expanded"; "" if it states none.
+        held_equal: What the variant leaves unchanged in the model, as text such as "layers, width,
+            query heads, FFN".
     """
 
     model: Model
@@ -230,10 +237,12 @@ class Variant(NamedTuple):
     held_equal: str
 
     def precision(self, precision: Precision) -> Precision:
-        """Return a precision with the cache dtype of the variant, if its name states one.
+        """Return `precision` with the data type of the KV cache that the variant's name states.
+
+        If the name states none, `precision` is returned unchanged.
 
         Args:
-            precision: The precision of the deployment.
+            precision: Data types of weights and KV cache of the deployment.
         """
         dtype = self.kv_cache_dtype
         return replace(precision, kv_cache_dtype=dtype) if dtype else precision
@@ -242,9 +251,13 @@ class Variant(NamedTuple):
 def variant(model: Model, text: str) -> Variant:
     """Return a model whose attention is changed by the steps of a variant's name, in order.
 
+    Example: "gqa:8/window:4096/int8" gives 8 KV heads, a sliding window of 4,096 tokens and an int8
+    KV cache.
+
     Args:
         model: The model to change.
-        text: The variant's name, such as "gqa:8/window:4096/int8". FORMS lists the known steps.
+        text: Steps separated by "/". Known steps include mha, mqa, gqa:N, mla, dsa, window:N, cla:N
+            and the data types of a KV cache. "none" leaves the attention as it is.
 
     Raises:
         UserError: The name is not one of the known forms, or the model has no such variant.
