@@ -232,7 +232,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def vector_peak(self) -> float | None:
-        """Return the fp32 FLOP/s of one GPU's vector units, not matrix units; None if unpublished.
+        """Return the fp32 FLOP/s of one GPU's vector units, not matrix units.
+
+        The result is None if the vendor does not publish it.
         """
         return self.vector_flops_per_s.get("fp32")
 

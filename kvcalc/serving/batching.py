@@ -44,13 +44,13 @@ from kvcalc.serving.step_timers import (
 
 
 class Limits(NamedTuple):
-    """Scheduler limits of one data-parallel rank.
+    """Limits of the engine's scheduler, for one data-parallel rank.
 
     Attributes:
-        max_num_seqs: Maximum number of concurrent sequences of the rank.
-        max_num_batched_tokens: Maximum new tokens, from prompts and decodes together, of one pass.
-            With several pipeline stages it is the maximum of one micro-batch, and a pass has one
-            micro-batch per stage.
+        max_num_seqs: Maximum number of sequences that run at the same time on the rank.
+        max_num_batched_tokens: Maximum number of new tokens (prompt tokens and one per decoding
+            sequence) in one forward pass of the rank. With several pipeline stages it is the
+            maximum of one micro-batch, and a pass has one micro-batch per stage.
     """
 
     max_num_seqs: int = 256
@@ -58,18 +58,20 @@ class Limits(NamedTuple):
 
 
 class Scheduling(NamedTuple):
-    """How an engine fills its passes with prompts and decodes. The defaults are vLLM's way.
+    """How an engine fills its forward passes with prompts and decodes. The defaults are vLLM's.
 
     Attributes:
-        decodes_wait: Whether passes with prompts contain no decodes and come first (SGLang).
+        decodes_wait: Whether a pass with prompts contains no decodes, and prompts come first
+            (SGLang). Otherwise a pass may contain both.
         whole_prompts: Whether a prompt is processed in one pass, together with other prompts up to
             the maximum tokens of a pass (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
-        reserve: Share of a request's output tokens, from 0 to 1, for which cache must be free when
-            the request is admitted. 0 needs none. With 1 no request is ever preempted.
-        wait_passes: Maximum number of decode passes during which prompts wait for more prompts; 0
-            if prompts never wait.
-        wait_share: Share of the free tokens of a pass, from 0 to 1, that waiting prompts must fill
-            to end the wait. Free tokens are those that decodes and prompts in progress leave.
+        reserve: Share of a request's output tokens, from 0 to 1, for which KV cache must be free
+            when the request is admitted. With 0 only the prompt must fit. With 1 no request is ever
+            preempted.
+        wait_passes: Maximum number of consecutive decode passes during which arrived prompts wait,
+            so that more prompts can share a pass; 0 if prompts never wait.
+        wait_share: Share, from 0 to 1, of the tokens of a pass that decodes and prompts in progress
+            leave free. Prompts stop waiting when they fill this share.
     """
 
     decodes_wait: bool = False
@@ -87,15 +89,16 @@ class RunningRequest:
     """A request that has reached the server and is not done: it waits, is in prefill, or decodes.
 
     Attributes:
-        index: Index of the request among the requests of its rank.
-        target: Tokens to cache before the request decodes.
+        index: Position of the request among the requests of its data-parallel rank.
+        target: Tokens that must be cached before the request decodes: its prompt, and after a
+            preemption also its generated tokens.
         cached: Cached tokens. While the request decodes, this is the number at the beginning of its
             decoding. It is above 0 for a waiting request whose prompt a prefill rank computed.
         generated: Generated tokens. While the request decodes, this is the number at the beginning
             of its decoding.
-        order: Number of admissions of the rank up to the request's last admission; 0 before its
-            first.
-        reserved: KV cache bytes reserved for the request.
+        order: Admission number: the request was the n-th to be admitted on its rank, at its last
+            admission; 0 before the first. The newest request is preempted first.
+        reserved: KV cache bytes that are reserved for the request, under `Scheduling.reserve`.
     """
 
     index: int
@@ -107,18 +110,20 @@ class RunningRequest:
 
 
 class Decoding:
-    """The decoding sequences of one rank, with their token counts as arrays.
+    """All sequences of one data-parallel rank that decode, with their token counts as arrays.
 
-    Per pass, each sequence gains one token, or several with a draft.
+    In each forward pass, a sequence gains one token, or several with speculative decoding.
 
     Attributes:
-        pool: KV cache memory of the rank.
+        pool: KV cache memory of the rank, which gives the bytes of a sequence by its tokens.
         drafting: Settings of speculative decoding; None without a draft.
-        log: Log that counts the verified drafts.
-        rng: Random generator for the accepted draft tokens; None without a draft.
-        running: The sequences, in the order in which they began to decode.
-        cached: Cached tokens of each sequence.
-        remaining: Tokens that each sequence still has to generate.
+        log: Log of the rank, which counts verified drafts.
+        rng: NumPy random generator that decides how many draft tokens are accepted; None without a
+            draft.
+        running: The sequences as `RunningRequest` objects, in the order in which they began to
+            decode.
+        cached: Cached tokens of each sequence now, as an int64 array [sequences].
+        remaining: Tokens that each sequence still has to generate, as an int64 array [sequences].
     """
 
     def __init__(self, pool: Pool, drafting: Drafting | None, log: Log) -> None:
@@ -140,9 +145,10 @@ class Decoding:
 
     @property
     def needed(self) -> int:
-        """Return the KV cache bytes that the decoding sequences allocate with one more token each.
+        """Return the KV cache bytes that all decoding sequences need after one more token each.
 
-        The bytes are the sum over the sequences, on the rank's GPU with the most cache bytes.
+        The bytes are allocated bytes, summed over the sequences, on the rank's GPU with the most
+        cache bytes. The result includes the bytes that they have now.
         """
         return int(self.pool.allocated[self.cached + 1].sum())
 
@@ -155,11 +161,11 @@ class Decoding:
         return int(self.pool.stored_bytes[self.cached].sum())
 
     def join(self, request: RunningRequest, answer_tokens: int) -> None:
-        """Add a sequence, which decodes from the next pass on.
+        """Add a sequence to those that decode; it gets its first token here in the next pass.
 
         Args:
-            request: The request, whose prompt is cached.
-            answer_tokens: Tokens that the sequence still has to generate.
+            request: The request, whose prompt is completely cached.
+            answer_tokens: Output tokens that the sequence still has to generate.
         """
         self.running.append(request)
         self.cached = np.append(self.cached, request.cached)
@@ -168,14 +174,17 @@ class Decoding:
     def newest(self) -> int:
         """Return the admission number (`RunningRequest.order`) of the sequence that joined last.
 
+        It tells which request is preempted first.
+
         The result is −1 if no sequence decodes.
         """
         return self.running[-1].order if self.running else -1
 
     def take_out(self) -> RunningRequest:
-        """Remove and return the sequence that joined last.
+        """Remove and return the sequence that joined last, to preempt it.
 
-        Its `cached` and `generated` are first set to the tokens that it has by now.
+        The fields `cached` and `generated` of the returned request are first set to its present
+        numbers of tokens.
         """
         request = self.running.pop()
         cached = int(self.cached[-1])
@@ -186,10 +195,11 @@ class Decoding:
         return request
 
     def in_a_row(self, max_passes: int, free_bytes: int) -> int:
-        """Return the number of decode passes that can run before the set of sequences changes.
+        """Return the number of decode passes that can be simulated in one step.
 
-        The set changes if a sequence is done, or if one more pass would exceed the free memory. The
-        number is at least 1 and at most `max_passes`. With a draft it is 1.
+        During these passes the set of sequences does not change. It changes if a sequence has its
+        last token, or if memory does not suffice for one more pass. The number is at least 1 and at
+        most `max_passes`. With a draft it is 1.
 
         Args:
             max_passes: Maximum number of passes.
@@ -209,17 +219,19 @@ class Decoding:
     def grow(
         self, passes: int, line: StepTimeSegment, other_allocated: int, other_stored: int
     ) -> tuple[CacheGrowth, list[RunningRequest]]:
-        """Simulate consecutive decode passes over the same sequences, and remove the sequences that
-        are done.
+        """Simulate consecutive decode passes, and remove the sequences that are then complete.
 
         Args:
-            passes: Number of passes.
-            line: Times of the passes.
-            other_allocated: KV cache bytes allocated for requests of the rank that do not decode.
-            other_stored: KV cache bytes stored for requests of the rank that do not decode.
+            passes: Number of forward passes; each adds one token to every sequence, or several with
+                a draft.
+            line: Seconds of each of these passes.
+            other_allocated: KV cache bytes allocated for the rank's requests that do not decode,
+                such as prompts in progress.
+            other_stored: Part of `other_allocated` that contains tokens.
 
         Returns:
-            The KV cache bytes of the whole rank during the passes, and the requests that are done.
+            A pair. First, the KV cache bytes of all requests of the rank during the passes,
+            including the other requests. Second, the requests that are complete.
         """
         if self.drafting:
             gained = self.drafting.draw_tokens(self.rng, self.count).clip(max=self.remaining)
@@ -253,13 +265,13 @@ class Decoding:
 
 
 class ServerSetup(NamedTuple):
-    """The settings of a simulated server, which are equal for all its data-parallel ranks.
+    """Settings of a simulated server, which are equal for all its data-parallel ranks.
 
     Attributes:
-        pool: KV cache memory of one rank.
-        steps: Timer that returns the seconds of each pass.
-        limits: Scheduler limits of one rank.
-        scheduling: How the engine fills its passes.
+        pool: Size of the KV cache of one rank, and the bytes that a request takes by its tokens.
+        steps: Timer that returns the seconds of each forward pass.
+        limits: Maximum sequences and maximum tokens per pass of one rank.
+        scheduling: How the engine fills its forward passes with prompts and decodes.
         prefix_hit_rate: Share of each prompt, from 0 to 1, that a rank's prefix cache contains; 0
             without a prefix cache.
     """
@@ -272,18 +284,17 @@ class ServerSetup(NamedTuple):
 
 
 class RankServer:
-    """Base class of one simulated data-parallel rank, with the state of static and continuous
-    batching.
+    """Base class of one simulated data-parallel rank, for static and for continuous batching.
 
     Attributes:
-        waiting: Queue of the requests that wait for admission: their indices under static batching,
-            and `RunningRequest` objects under continuous batching.
-        queue: Requests that have not arrived yet.
-        log: Log of the rank: times of its requests and sums over its passes.
-        pool: KV cache memory of the rank.
-        steps: Timer that returns the seconds of each pass.
-        limits: Scheduler limits of the rank.
-        now: Simulated time in seconds.
+        waiting: Queue of the requests that have arrived but are not admitted. It contains their
+            indices under static batching, and `RunningRequest` objects under continuous batching.
+        queue: Requests of the rank that have not arrived yet.
+        log: Log of the rank: times of its requests, and sums over its forward passes.
+        pool: Size of the KV cache of the rank, and the bytes that a request takes by its tokens.
+        steps: Timer that returns the seconds of each forward pass.
+        limits: Maximum sequences and maximum tokens per pass of the rank.
+        now: Simulated time in seconds, from 0 at the beginning of the run.
     """
 
     waiting: Any
@@ -327,8 +338,10 @@ class RankServer:
 
 
 class Static(RankServer):
-    """One data-parallel rank with static batching: a batch runs until its last answer is
-    complete.
+    """One simulated data-parallel rank with static batching.
+
+    A batch of requests is padded to its longest prompt. The batch runs until its last answer is
+    complete, and only then the next batch begins.
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
@@ -336,10 +349,10 @@ class Static(RankServer):
         self.waiting: deque[int] = deque()
 
     def run(self) -> bool:
-        """Simulate the next batch, with all its passes.
+        """Simulate the next batch of requests, from its prefill to its last output token.
 
         Returns:
-            False if all requests are done.
+            True if the rank has further requests, False if all are done.
         """
         if not self.waiting:
             self.now = max(self.now, self.queue.next_s)
@@ -408,24 +421,29 @@ class Static(RankServer):
 
 
 class Continuous(RankServer):
-    """One data-parallel rank with continuous batching: the batch is chosen again before every pass.
+    """One simulated data-parallel rank with continuous batching, as in vLLM.
 
-    Bytes are KV cache bytes on the rank's GPU with the most cache bytes.
+    Before every forward pass, requests may join or leave the batch. Bytes are KV cache bytes on the
+    rank's GPU with the most cache bytes.
 
     Attributes:
-        waiting: Requests that wait for admission. Preempted requests come first.
+        waiting: Requests that have arrived but are not admitted. Preempted requests come first.
         prefilling: Admitted requests whose prompts are being processed.
         decoding: Requests that decode.
-        scheduling: How the engine fills its passes.
-        prefixes: The prefix cache; None if the server has no prefix cache.
-        allocated: Allocated bytes of a request, indexed by its cached tokens.
-        stored_bytes: Stored bytes of a request, indexed by its cached tokens.
+        scheduling: How the engine fills its passes with prompts and decodes.
+        prefixes: The simulated prefix cache; None if the server has none.
+        allocated: Bytes that the cache allocates for one request, indexed by the request's cached
+            tokens.
+        stored_bytes: Bytes of one request that contain tokens, indexed by the request's cached
+            tokens.
         admitted: Number of admissions so far. A request counts again if it is admitted again after
             a preemption.
-        prefill_bytes: Allocated bytes of `prefilling`, minus all bytes that running requests share.
-        reserved: Bytes reserved for all admitted requests together.
-        waited: Consecutive decode passes for which prompts have waited for more prompts.
-        horizon: Time in seconds up to which all arrivals are known.
+        prefill_bytes: Bytes allocated for the requests in `prefilling`, minus the bytes that
+            running requests save by sharing prefixes.
+        reserved: Bytes reserved for all admitted requests together, under `Scheduling.reserve`.
+        waited: Number of consecutive decode passes for which prompts have waited for more prompts.
+        horizon: Simulated time in seconds until which all arrivals are known. The simulation does
+            not run several passes at once beyond it.
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
@@ -446,18 +464,18 @@ class Continuous(RankServer):
         return bool(self.decoding.count or self.prefilling or self.waiting)
 
     def next_pass_s(self) -> float:
-        """Return the simulated time in seconds at which the rank's next pass begins.
+        """Return the simulated time in seconds at which the rank's next forward pass begins.
 
-        If the rank has no request, this is the time of the next arrival, or infinity without a
-        known arrival.
+        If no request waits or runs, this is the time of the next arrival. It is infinite if no
+        arrival is known.
         """
         return self.now if self.is_busy else max(self.now, self.queue.next_s)
 
     def run(self) -> bool:
-        """Simulate one pass, or consecutive passes in which only sequence lengths change.
+        """Simulate one forward pass, or several in which no sequence joins or leaves.
 
         Returns:
-            False if all requests are done.
+            True if the rank has further requests, False if all are done.
         """
         self.now = self.next_pass_s()
         self.waiting += map(self._new_request, self.queue.admit(self.now))

@@ -22,20 +22,21 @@ TIMES = ("arrived", "scheduled", "decode_scheduled", "first", "finished")
 
 
 class Pool(NamedTuple):
-    """The KV cache memory of one data-parallel rank. Bytes are of its GPU with the most cache.
+    """The KV cache memory of one data-parallel rank, and the bytes that a request takes in it.
 
-    Requests have allocated bytes, which nothing else can use, and stored bytes, which contain
-    tokens. A request's allocated bytes never shrink while it grows. A shared block is a cache block
-    that requests with a common prefix use together.
+    All bytes are those of the rank's GPU with the most cache. Allocated bytes cannot be used by
+    other requests. Stored bytes are the part that contains tokens. A request's allocated bytes
+    never shrink while it grows. A shared block is a cache block that requests with a common prefix
+    use together.
 
     Attributes:
-        budget: KV cache budget in bytes.
+        budget: Bytes for the KV caches of all requests together.
         allocated: Allocated bytes of one request, as an int64 array indexed by its cached tokens.
         stored_bytes: Stored bytes of one request, as an int64 array indexed by its cached tokens.
-        longest: Maximum cached tokens of a request, independent of free memory.
-        shared_block_bytes: Allocated bytes of one shared block.
-        shared_block_stored: Stored bytes of one shared block.
-        block_size: Tokens of one shared block.
+        longest: Maximum number of cached tokens of a request, also if more memory is free.
+        shared_block_bytes: Allocated bytes of one shared block, over all layers.
+        shared_block_stored: Stored bytes of one shared block, over all layers.
+        block_size: Tokens of one cache block.
     """
 
     budget: int
@@ -47,10 +48,13 @@ class Pool(NamedTuple):
     block_size: int = DEFAULT_BLOCK_SIZE
 
     def fits(self, tokens: Any) -> Any:
-        """Return whether a request with `tokens` cached tokens fits into the empty cache.
+        """Return whether requests of the given lengths each fit into the empty cache.
 
         Args:
-            tokens: Array of token counts. The result is a boolean array of the same shape.
+            tokens: Array of numbers of cached tokens, one for each request.
+
+        Returns:
+            A boolean array of the same shape.
         """
         allocated = self.allocated[tokens.clip(max=len(self.allocated) - 1)]
         return (tokens <= self.longest) & (allocated <= self.budget)
@@ -63,19 +67,21 @@ def make_pool(
     max_tokens: int,
     draft_slots: int = 0,
 ) -> Pool:
-    """Return the KV cache memory of one data-parallel rank, with bytes tabulated by a request's
-    tokens.
+    """Return the KV cache memory of one data-parallel rank, with a table of bytes by tokens.
 
     Args:
-        capacity: The KV cache budget, and the engine's layout of the cache.
+        capacity: Result of `fit` for the deployment: the KV cache budget, and the layout of the
+            cache.
         cache: `paged` allocates blocks as a request grows. `contiguous` reserves `max_model_len`
-            tokens when a request is admitted.
+            tokens for each request when it is admitted.
         max_model_len: Maximum tokens of a request: prompt and answer together.
-        max_tokens: Number of cached tokens up to which the bytes of a request are tabulated.
-        draft_slots: Cache slots for draft tokens that each request needs in addition to its tokens.
+        max_tokens: Largest number of cached tokens of a request, up to which the table of bytes
+            goes.
+        draft_slots: Cache slots for draft tokens that a request needs in addition to its own
+            tokens.
 
     Raises:
-        UserError: Not even one contiguous reservation fits.
+        UserError: The cache is contiguous, and not even one reservation fits.
     """
     layout, content, kv_budget = capacity.plan, capacity.content, capacity.kv_budget
     block_size = layout.block_size or DEFAULT_BLOCK_SIZE
@@ -102,30 +108,33 @@ def make_pool(
 
 
 def shared_block(layout: CacheLayout, block_size: int) -> int:
-    """Return the bytes, on one GPU, of one cache block that two requests with a common prefix
-    share.
+    """Return the bytes on one GPU that two requests save for each cache block that they share.
+
+    Requests with a common prefix share its blocks. A block counts with all layers.
 
     The result is the mean over many blocks, because a compressed layer stores less than one row per
     token.
 
     Args:
-        layout: Layout of the KV cache.
-        block_size: Tokens per block.
+        layout: Layout of the KV cache on the GPU: which layers store which bytes.
+        block_size: Tokens of one block.
     """
     tokens = MEAN_BLOCKS * block_size
     return (layout.needed(2, tokens) - layout.needed(2, tokens, tokens)) // MEAN_BLOCKS
 
 
 class CacheGrowth(NamedTuple):
-    """KV cache bytes of all requests of one rank during consecutive passes.
+    """KV cache bytes of all requests of one rank during consecutive forward passes.
 
-    Bytes are of the rank's GPU with the most cache bytes.
+    Bytes are of the rank's GPU with the most cache bytes. Allocated bytes cannot be used by other
+    requests. Stored bytes are the part that contains tokens.
 
     Attributes:
         allocated: Bytes allocated after the last pass, which is also their maximum.
         stored_bytes: Bytes stored after the last pass.
-        allocated_byte_s: Sum over the passes of allocated bytes times the pass's seconds.
-        stored_byte_s: Sum over the passes of stored bytes times the pass's seconds.
+        allocated_byte_s: Sum over the passes of allocated bytes times the seconds of the pass [byte
+            · s]. Divided by all seconds, it is the mean.
+        stored_byte_s: Sum over the passes of stored bytes times the seconds of the pass [byte · s].
     """
 
     allocated: int
@@ -135,21 +144,21 @@ class CacheGrowth(NamedTuple):
 
 
 def constant_growth(allocated: int, stored_bytes: int, seconds: float) -> CacheGrowth:
-    """Return the cache bytes of consecutive passes of one rank during which they do not change.
+    """Return the cache bytes of one rank during passes in which they do not change.
 
     Args:
-        allocated: KV cache bytes allocated for all requests of the rank.
-        stored_bytes: KV cache bytes stored for all requests of the rank.
+        allocated: KV cache bytes allocated for all requests of the rank together.
+        stored_bytes: Part of `allocated` that contains tokens.
         seconds: Seconds of all passes together.
     """
     return CacheGrowth(allocated, stored_bytes, allocated * seconds, stored_bytes * seconds)
 
 
 class PassRow(NamedTuple):
-    """One row of the timeline of a simulation: consecutive passes of one rank over the same
-    sequences.
+    """One row of a simulation's timeline: forward passes of one rank over the same sequences.
 
-    Bytes are of the rank's GPU with the most cache bytes.
+    Consecutive passes are one row as long as no sequence joins or leaves. Bytes are of the rank's
+    GPU with the most cache bytes.
 
     Attributes:
         rank: Index of the data-parallel rank.
@@ -157,11 +166,11 @@ class PassRow(NamedTuple):
         duration_s: Seconds of all passes together.
         passes: Number of passes.
         sequences: Number of sequences in each pass.
-        tokens: New tokens of each pass, including `prefill_tokens`.
-        prefill_tokens: Prompt tokens of each pass.
+        tokens: New tokens of each pass: `prefill_tokens`, plus those of the decoding sequences.
+        prefill_tokens: Prompt tokens that each pass processes.
         waiting: Number of requests of the rank that have arrived but are not admitted.
-        kv_allocated_bytes: Allocated KV cache bytes of all requests after the last pass.
-        kv_stored_bytes: Stored KV cache bytes of all requests after the last pass.
+        kv_allocated_bytes: KV cache bytes allocated for all requests after the last pass.
+        kv_stored_bytes: Part of `kv_allocated_bytes` that contains tokens.
     """
 
     rank: int
@@ -177,41 +186,40 @@ class PassRow(NamedTuple):
 
 
 class Log:
-    """Times of requests as arrays, and sums over the passes, of one simulated rank or of a whole
-    run.
+    """Times of requests and sums over forward passes, of one simulated rank or of a whole run.
 
-    A time is NaN if a request did not reach this state. If the timeline `rows` is full, every
-    second row is dropped. A token slot is a place of a pass that contains a token or padding. Bytes
-    are KV cache bytes of the rank's GPU with the most cache bytes.
+    Times are simulated seconds since the beginning of the run, in arrays [requests]. A time is NaN
+    if a request did not reach this state. Bytes are KV cache bytes of the rank's GPU with the most
+    cache bytes.
 
     Attributes:
-        arrived: Seconds at which each request was sent.
-        scheduled: Seconds at which the first pass of each request begins.
-        decode_scheduled: Seconds at which the first pass of each request on a separate decode rank
-            begins.
-        first: Seconds at which each request has its first token.
-        finished: Seconds at which each request has its last token.
-        rejected: Whether each request can never fit.
-        rank: Index of the rank.
-        rows: The timeline.
-        num_rows: Number of rows before rows were dropped.
-        stride: Number of recorded rows for which one row of `rows` stands.
-        passes: Number of passes.
-        slots: Token slots of all passes.
-        padded: Token slots of all passes that contain padding.
-        prefill_tokens: Prompt tokens processed, including recomputed tokens.
-        decode_tokens: Tokens of decoding sequences, including draft tokens.
-        found_tokens: Prompt tokens found in a prefix cache.
-        preemptions: Number of preemptions.
+        arrived: Time at which the client sent each request.
+        scheduled: Time at which the first forward pass of each request begins.
+        decode_scheduled: Time at which the first pass on a separate decode rank begins, with
+            disaggregated prefill.
+        first: Time at which each request has its first output token.
+        finished: Time at which each request has its last output token.
+        rejected: Whether each request was rejected, because it can never fit into the cache.
+        rank: Index of the data-parallel rank.
+        rows: The timeline, as a list of `PassRow`. If it is full, every second row is dropped.
+        num_rows: Number of rows that were added to the timeline, including dropped rows.
+        stride: Number of added rows for which one row of `rows` stands.
+        passes: Number of forward passes.
+        slots: Number of tokens in all passes, including padding.
+        padded: Number of padding tokens in all passes.
+        prefill_tokens: Prompt tokens processed in all passes, including recomputed tokens.
+        decode_tokens: New tokens of decoding sequences in all passes, including draft tokens.
+        found_tokens: Prompt tokens that were found in the prefix cache.
+        preemptions: Number of times that a running request was stopped because memory ran out.
         recomputed_tokens: Tokens whose cache was dropped by a preemption and computed again.
         verified: Number of verified drafts: one for each decoding sequence in each pass.
-        yielded: Tokens that the sequences gained in these verifications.
-        peak: Maximum of the bytes that all requests of the rank have allocated.
-        largest: Maximum number of sequences in a pass.
-        allocated_byte_s: Allocated bytes times seconds, summed over the passes.
-        stored_byte_s: Stored bytes times seconds, summed over the passes.
+        yielded: Tokens that the sequences gained in all verifications together.
+        peak: Maximum of the bytes allocated for all requests of the rank together.
+        largest: Maximum number of sequences in one pass.
+        allocated_byte_s: Allocated bytes times seconds, summed over the passes [byte · s].
+        stored_byte_s: Stored bytes times seconds, summed over the passes [byte · s].
         busy_s: Seconds of all passes together.
-        sequences_s: Sum over the passes of sequences times the pass's seconds.
+        sequences_s: Number of sequences times seconds, summed over the passes [s].
     """
 
     def __init__(self, count: int, rank: int = 0) -> None:
@@ -230,9 +238,10 @@ class Log:
         self.busy_s = self.sequences_s = 0.0
 
     def for_rank(self, rank: int, num_ranks: int) -> "Log":
-        """Return a new log for one rank, which writes the times of its requests into this log.
+        """Return a log for one rank, which writes the times of its requests into this common log.
 
-        A rank has every `num_ranks`-th request, from request `rank` on.
+        Rank r of n has the requests r, r + n, r + 2n and so on. Sums over passes are kept
+        separately for each rank.
 
         Args:
             rank: Index of the rank.
@@ -244,7 +253,7 @@ class Log:
         return log
 
     def add(self, row: PassRow, growth: CacheGrowth) -> None:
-        """Add consecutive passes to the timeline and to the sums over all passes.
+        """Add consecutive forward passes to the timeline and to the sums over all passes.
 
         Args:
             row: Row of the timeline that describes the passes.
@@ -270,8 +279,7 @@ class Log:
 
 
 def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
-    """Return the prompt tokens that a prefix cache contains: only whole blocks within `rate` of the
-    prompt.
+    """Return the prompt tokens that a prefix cache contains, in whole cache blocks.
 
     Example: 0.9 of 1,000 tokens are 56 blocks of 16, so 896 tokens are found.
 
@@ -284,18 +292,20 @@ def hit_tokens(rate: float, prompt: int, block_size: int) -> int:
 
 
 class PrefixCache:
-    """A prefix cache that contains the leading share `rate` of every prompt.
+    """A simulated prefix cache that contains the same leading share of every prompt.
 
-    All prompts begin with one common prefix, so the longest prefix in use is stored once.
+    All prompts begin with one common text. So the running requests share its cache blocks, and the
+    longest prefix in use is stored only once.
 
     Attributes:
         rate: Share of each prompt that is cached, from 0 to 1.
         block_size: Tokens per block.
-        block_bytes: Allocated bytes of a shared block.
-        block_stored: Stored bytes of a shared block.
-        blocks: Number of leading prefix blocks in use, by the index of each running request.
-        users: Number of running requests, by the number of blocks that they use.
-        shared_blocks: Number of blocks that running requests save by sharing.
+        block_bytes: Bytes on one GPU that the cache allocates for one shared block.
+        block_stored: Part of `block_bytes` that contains tokens.
+        blocks: Number of leading prefix blocks that each running request uses, by the request's
+            index.
+        users: Number of running requests that use n blocks, by n.
+        shared_blocks: Number of blocks that the running requests save together by sharing.
     """
 
     def __init__(self, rate: float, pool: Pool) -> None:
@@ -309,40 +319,43 @@ class PrefixCache:
 
     @property
     def shared_stored(self) -> int:
-        """Return the stored KV cache bytes, on one GPU, that all running requests together save by
-        sharing.
+        """Return the bytes on one GPU that the running requests together save by sharing prefixes.
+
+        Only bytes that contain tokens count, not allocated bytes without tokens.
         """
         return self.shared_blocks * self.block_stored
 
     def cached_tokens(self, prompt: int) -> int:
-        """Return the tokens of a prompt that are cached. At least one token is left to compute.
+        """Return the leading tokens of a prompt that need not be computed, because they are cached.
+
+        At least one token of the prompt is left to compute.
 
         Args:
-            prompt: Tokens of the prompt.
+            prompt: Number of tokens of the prompt.
         """
         return min(hit_tokens(self.rate, prompt, self.block_size), prompt - 1)
 
     def shared_bytes(self, cached: int) -> int:
-        """Return the allocated bytes, on one GPU, of a cached prefix that running requests already
-        use.
+        """Return the bytes on one GPU that a new request with a cached prefix need not allocate.
 
-        A new request with this prefix does not allocate these bytes again.
+        They are the bytes of the prefix blocks that running requests already use.
 
         Args:
-            cached: Tokens of the prefix.
+            cached: Number of tokens of the prefix.
         """
         blocks = -(-cached // self.block_size)
         return min(blocks, max(self.users, default=0)) * self.block_bytes
 
     def use(self, index: int, tokens: int) -> int:
-        """Set the number of leading prefix tokens that a request uses; 0 if the request leaves.
+        """Set the number of leading prompt tokens for which a request uses the prefix cache.
 
         Args:
-            index: Index of the request among the requests of the rank.
-            tokens: Number of leading prompt tokens that the request uses from the prefix cache.
+            index: Position of the request among the requests of the rank.
+            tokens: Number of leading prompt tokens; 0 when the request leaves.
 
         Returns:
-            Allocated bytes newly shared with other running requests; negative if fewer are shared.
+            Change of the bytes on one GPU that running requests save by sharing; negative if they
+            save less than before.
         """
         blocks = -(-tokens // self.block_size)
         previous = self.blocks.pop(index, 0)

@@ -52,12 +52,15 @@ FP4 = {"fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
 def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
     """Return the datasheet bound of a measured server's time per output token, in microseconds.
 
+    It is the sum of a decode step in the middle of the answer, and of the part of a prefill that
+    falls on one output token.
+
     The result is NaN if no preset matches the row's model, or if the model cannot run on the row's
     tensor-parallel and expert-parallel ranks.
 
     Args:
-        row: Measured row of a server.
-        gpu: The GPU of the row.
+        row: Row of a benchmark of a server, with lengths, clients and measured times.
+        gpu: The GPU of the row, whose datasheet rates are used.
     """
     model = served_model(row.model)
     if model is None:
@@ -77,7 +80,7 @@ def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
 
 
 def precision_of(row: MeasuredRow, model: Model) -> Precision:
-    """Return the formats of weights and cache in a measured run of a server.
+    """Return the data types of weights and KV cache with which a measured server ran.
 
     A checkpoint that is published quantised runs as published. There is one exception: a run in fp4
     of a checkpoint in a wider format uses an NVFP4 checkpoint. Example: DeepSeek-R1 is published in
@@ -87,7 +90,7 @@ def precision_of(row: MeasuredRow, model: Model) -> Precision:
     then have scales for blocks of 128 × 128.
 
     Args:
-        row: Measured row of a server.
+        row: Row of a benchmark of a server.
         model: The model that the row names.
     """
     quantization = ""
@@ -120,12 +123,12 @@ def _model_key(row: MeasuredRow) -> str:
 
 
 def ranks_of(row: MeasuredRow) -> Parallelism:
-    """Return the parallelism of a measured server: its tensor-parallel and expert-parallel degrees.
+    """Return the parallelism of a measured server: tensor-parallel and expert-parallel sizes.
 
-    Without an expert-parallel degree in the row, ep is 1.
+    If the row states no expert-parallel size, it is 1.
 
     Args:
-        row: Measured row of a server.
+        row: Row of a benchmark of a server.
     """
     tp, *ep = map(int, row.shape[3:])
     return Parallelism(tp=tp, ep=max([1, *ep]))
@@ -144,15 +147,15 @@ PASS_TOKENS = {
 
 
 class PublishedRun(NamedTuple):
-    """The load and the settings of a measured run of a server.
+    """The load and the server settings of a published benchmark, for a simulation of it.
 
     Attributes:
         input_len: Nominal tokens of a prompt, as published.
         output_len: Nominal tokens of an answer, as published.
         clients: Number of clients, each with one request at a time.
-        max_tokens: Maximum new tokens of one pass.
-        max_num_seqs: Maximum number of concurrent sequences.
-        scheduling: How the engine fills its passes.
+        max_tokens: Maximum new tokens of one forward pass.
+        max_num_seqs: Maximum number of sequences that run at the same time.
+        scheduling: How the engine fills its passes with prompts and decodes.
         rounds: Number of requests that each client sends, one after the other.
         min_share: Minimum length as a share of the nominal length. Lengths are drawn uniformly
             between minimum and nominal length; 1 means that all lengths are nominal.
@@ -171,16 +174,18 @@ class PublishedRun(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """Return the maximum tokens of a request (prompt and answer), plus one."""
+        """Return a bound of a request's tokens: nominal prompt plus nominal answer, plus one."""
         return self.input_len + self.output_len + 1
 
 
 def published_run(row: MeasuredRow, engine: EngineOverheads | None) -> PublishedRun:
-    """Return the load and the settings of a measured run, from its scripts or its own figures.
+    """Return the load and the settings of a measured server, to simulate the measurement.
 
     Args:
-        row: Measured row of a server.
-        engine: Overheads of the engine, which give its scheduling; None for an unknown engine.
+        row: Row of a benchmark of a server. Its benchmark and engine select the settings that the
+            benchmark's scripts used.
+        engine: Overheads of the engine, which give its scheduling; None for an unknown engine,
+            which counts as vLLM.
     """
     isl, osl, clients = map(int, row.shape[:3])
     name = _model_key(row)
@@ -232,14 +237,17 @@ MIN_MAX_LEN, MIN_MAX_TOKENS, MIN_MAX_NUM_SEQS = 9300, 16384, 128
 def served_times(
     rows: Sequence[MeasuredRow], gpu: Gpu, calibration: Calibration
 ) -> list[ServedTimes]:
-    """Return the simulated mean times and tokens/s of each measured server, in the order of `rows`.
+    """Return simulated mean times and tokens/s of measured servers, in the order of `rows`.
 
-    All figures of a server are NaN if no preset matches its model.
+    They are compared with the measured times, to validate the simulation.
+
+    All values of a server are NaN if no preset matches its model or the model cannot be timed.
 
     Args:
-        rows: Measured rows of servers.
+        rows: Rows of benchmarks of servers, with models, lengths and clients.
         gpu: The GPU of the rows.
-        calibration: Kernel models that time the passes.
+        calibration: Time models of kernels and engine overheads, with which forward passes are
+            timed.
     """
     times = [ServedTimes()] * len(rows)
     engine = calibration.engine or find_engine_overheads(calibration.stack)
@@ -309,13 +317,15 @@ def steps_validated(
 ) -> dict[Any, ErrorStatistics]:
     """Return the errors of simulated TPOT, TTFT and tokens/s against measured servers.
 
-    The keys are the keys of `Calibration.validation`. `dense` and `mixture` (of experts) are errors
-    of TPOT; the suffixes `_ttft` and `_throughput` mark TTFT and tokens/s. Runs that hit a prefix
-    cache or contain measurement artefacts are left out. An error from fewer than 8 runs is left out
-    too.
+    TTFT is the mean time to the first token, TPOT the mean time per output token. The keys `dense`
+    and `mixture` have the errors of TPOT, for dense models and for mixtures of experts. The keys
+    with the suffixes `_ttft` and `_throughput` have those of TTFT and tokens/s. Runs that hit a
+    prefix cache or contain measurement artefacts are left out. An error from fewer than 8 runs is
+    left out too.
 
     Args:
-        calibration: Kernel models that time the passes.
+        calibration: Time models of kernels and engine overheads, with which forward passes are
+            timed.
         gpu: The GPU of the rows.
         rows: Measured rows; only rows of servers are used.
     """

@@ -44,19 +44,22 @@ FEW_KINDS, SMALL_BLOCK_WEIGHT = 4, 8
 
 
 class Latency(NamedTuple):
-    """Times in seconds, matrix FLOPs and bytes of a batch of equal requests.
+    """Times, matrix FLOPs and bytes of a batch of equal requests that start together.
 
-    A decode step is a pass that gives each sequence one token after its first. FLOPs and bytes are
-    of one GPU of each pipeline stage, summed over the stages.
+    A decode step is a forward pass that gives each sequence one more token after its first output
+    token. FLOPs and bytes are of one GPU of each pipeline stage, summed over the stages.
 
     Attributes:
-        ttft_s: Time to the first token. None if the GPU has no matrix peak, which a prefill needs.
-        tpot_s: Mean time per output token after the first. None if there is only one output token.
-        tpot_first_s: Time of the first decode step; None without a decode step.
-        tpot_last_s: Time of the last decode step; None without a decode step.
-        e2e_s: Time to the last token. None if ttft_s is None.
+        ttft_s: Seconds to the first output token. None if the GPU has no matrix peak, without which
+            a prefill has no time.
+        tpot_s: Mean seconds per output token after the first. None if there is only one output
+            token.
+        tpot_first_s: Seconds of the first decode step; None without a decode step.
+        tpot_last_s: Seconds of the last decode step, at the longest context; None without a decode
+            step.
+        e2e_s: Seconds to the last output token. None if `ttft_s` is None.
         flops: Matrix FLOPs of all passes: prefill and decode steps.
-        bytes: Bytes moved by all passes: prefill and decode steps.
+        bytes: Bytes that all passes read and write in GPU memory: prefill and decode steps.
     """
 
     ttft_s: float | None
@@ -76,18 +79,19 @@ def prefill_passes(
     block: int = BLOCK,
     max_points: int = 0,
 ) -> Iterator[Batch]:
-    """Yield the passes that process the prompts of a batch.
+    """Yield the forward passes that process the prompts of a batch of equal sequences.
 
-    There is one pass for the whole prompts, or one pass per chunk. Chunks of equal size come as
-    arrays of at most `block` passes.
+    There is one pass for the whole prompts, or one pass per chunk. A yielded `Batch` describes one
+    pass. For chunks of equal size it describes up to `block` passes, as arrays of the cached tokens
+    before each chunk.
 
     Args:
         input_len: Prompt tokens of each sequence, including `cached`.
         batch_size: Number of sequences.
         cached: Leading prompt tokens that are in the cache already (prefix hit).
         chunk: New tokens of each sequence per pass; 0 for the whole prompt.
-        block: Maximum number of passes in one array.
-        max_points: Up to this many passes are returned without NumPy.
+        block: Maximum number of passes in one `Batch`.
+        max_points: Up to this many passes, the arrays are `Points`, which need no NumPy.
     """
     chunk = chunk or input_len
     chunks, remainder = divmod(input_len - cached, chunk)
@@ -111,21 +115,23 @@ def request(
     no_cache: bool = False,
     all_positions: bool = False,
 ) -> Latency:
-    """Return the latency of a batch of equal requests.
+    """Return times, FLOPs and bytes of a batch of equal requests that start together.
 
     Args:
         deployment: Model on one replica of GPUs.
         input_len: Prompt tokens of each request.
         output_len: Output tokens of each request.
         batch_size: Number of requests.
-        cached: Leading prompt tokens that are in the cache already (prefix hit).
-        chunk: Prompt tokens of each request per pass of the prefill; 0 for the whole prompt.
-        max_points: If at most this many passes are timed together, NumPy is not used.
-        no_cache: Whether each step recomputes all tokens.
-        all_positions: Whether the LM head runs on all positions instead of the last one.
+        cached: Leading prompt tokens of each request that are in the KV cache already (prefix hit).
+        chunk: Prompt tokens of each request per forward pass of the prefill; 0 for the whole prompt
+            in one pass.
+        max_points: Up to this many passes are timed in one call without NumPy, to save its import.
+        no_cache: Whether there is no KV cache, so that each decode step computes all tokens again.
+        all_positions: Whether the LM head runs on all tokens of a pass instead of the last token of
+            each sequence.
 
     Raises:
-        UserError: The prefix is not shorter than the prompt.
+        UserError: `cached` is not smaller than `input_len`.
     """
     if not 0 <= cached < input_len:
         raise UserError(
@@ -155,12 +161,11 @@ def request(
 
 
 def token_projections(input_len: int, output_len: int) -> tuple[int, int]:
-    """Return the tokens of one sequence that pass through the layers: (with a cache, without a
-    cache).
+    """Return how many tokens of one sequence run through the layers, as (with, without cache).
 
-    For n input and m output tokens, n + m − 1 tokens pass with a cache. Without a cache, each step
-    passes all tokens again, which gives n + (n + 1) + … + (n + m − 1). The difference is redundant
-    work.
+    For n input and m output tokens, n + m − 1 tokens run through the layers with a KV cache.
+    Without a cache, each step computes all tokens again, which gives n + (n + 1) + … + (n + m − 1).
+    The difference is redundant work.
 
     Args:
         input_len: Prompt tokens n.
@@ -191,19 +196,20 @@ class _Spent(NamedTuple):
 
 
 def passes_in_one(model: Model) -> int:
-    """Return how many times longer kvcalc computes one pass of this model than of a simple model.
+    """Return a factor for kvcalc's own work: 2 if timing a pass takes twice as long as usual.
 
-    A kind of layer is a set of equal layers. The result is the number of kinds ÷ 4, rounded down,
-    but at least 1. Example: a model with 8 kinds of layers gives 2.
+    It limits how many passes a command may time. A kind of layer is a set of equal layers. The
+    factor is the number of kinds ÷ 4, rounded down, but at least 1. Example: a model with 8 kinds
+    of layers gives 2.
 
     Args:
-        model: The model whose pass is timed.
+        model: The model whose forward passes are timed.
     """
     return max(1, len(model.kinds) // FEW_KINDS)
 
 
 def block_of(model: Model) -> int:
-    """Return the number of passes of this model that are timed in one call, as one array.
+    """Return how many forward passes of this model kvcalc times in one call, as one array.
 
     It is 16,384 for models with fewer than 64 kinds of layers, and smaller for other models,
     because their arrays need much memory.
@@ -215,14 +221,17 @@ def block_of(model: Model) -> int:
 
 
 def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> Iterator[Any]:
-    """Yield the integers from `first` to `end` − 1 as arrays of at most `block` elements.
+    """Yield the integers from `first` to `end` − 1 in arrays of at most `block` elements.
+
+    Each integer is, for example, a context at which a decode step is timed. Blocks bound the memory
+    of kvcalc.
 
     Args:
         first: First integer.
         end: Last integer, plus one.
         block: Maximum length of an array.
-        max_points: If there are at most this many integers, they are one `Points` object, which
-            needs no NumPy.
+        max_points: If there are at most this many integers, one `Points` object with all of them is
+            yielded, which needs no NumPy.
     """
     if 0 < end - first <= max_points:
         yield Points(range(first, end))
@@ -280,8 +289,8 @@ def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: i
     Args:
         price_per_hour: Price of one GPU per hour.
         gpus: Number of GPUs.
-        seconds: Seconds in which the GPUs generate `tokens`.
-        tokens: Output tokens.
+        seconds: Seconds in which all GPUs together generate `tokens`.
+        tokens: Output tokens that are generated in this time.
     """
     return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
 
@@ -294,15 +303,16 @@ MAX_POINTS = 512  # steps of a request up to which NumPy is not imported
 def doubling_context(
     deployment: TimedDeployment, batch_size: int, all_positions: bool
 ) -> int | None:
-    """Return the smallest context at which a step without the cache takes twice as long as with it.
+    """Return the smallest context at which a decode step without the cache takes twice as long.
 
-    The context is in tokens per sequence. None means that there is no such context up to 2^20
-    tokens or up to the model's maximum.
+    It is compared with a decode step with the KV cache. The context is in tokens per sequence. None
+    means that there is no such context up to 2^20 tokens or up to the model's maximum.
 
     Args:
         deployment: Model on one replica of GPUs.
-        batch_size: Number of sequences.
-        all_positions: Whether the LM head of the step without the cache runs on all positions.
+        batch_size: Number of sequences in the step.
+        all_positions: Whether the LM head of the step without the cache runs on all tokens instead
+            of the last token of each sequence.
     """
 
     def doubled(context: int) -> bool:
@@ -318,8 +328,9 @@ def doubling_context(
 def latency_records(
     requests: Sequence[tuple[TimedDeployment, LatencyOptions]],
 ) -> list[Record]:
-    """Return the latency of each batch of equal requests as a flat record, with the keys of
-    `LatencyRecord`.
+    """Return the latency of batches of equal requests as flat JSON records.
+
+    The keys are those of `LatencyRecord`. Some of them need an explanation:
 
     - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
     - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
@@ -327,12 +338,12 @@ def latency_records(
     - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.
 
     Args:
-        requests: One pair for each record: a model on one replica of GPUs, and the options of its
-            batch, such as lengths and batch size.
+        requests: One pair for each record: the model on one replica of GPUs, and the options of its
+            batch, such as input length, output length and batch size.
 
     Raises:
-        UserError: All requests together take more than 2^23 passes. A pass counts as often as
-            `passes_in_one` of its model.
+        UserError: All requests together take more than 2^23 forward passes. A pass of a model with
+            many kinds of layers counts several times.
     """
     passes = 0
     for deployment, options in requests:
@@ -458,15 +469,15 @@ def _no_cache_fields(
 
 
 def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment:
-    """Return the deployment with `host_weights` set to the bytes that `cpu_offload_gb` moves to CPU
-    memory.
+    """Return the deployment with the weights that `cpu_offload_gb` moves to CPU memory.
 
-    The bytes are of one GPU, in the pipeline stage with the most bytes. Without `cpu_offload_gb`
-    they are 0.
+    The field `host_weights` of the result has their bytes on one GPU, in the pipeline stage with
+    the most bytes. Without `cpu_offload_gb` it is 0.
 
     Args:
         deployment: Model on one replica of GPUs.
-        options: Options of the request; only `cpu_offload_gb` is used.
+        options: Options of the request; only `cpu_offload_gb` is used. It has the meaning of vLLM's
+            option of the same name.
     """
     if not options.cpu_offload_gb:
         return replace(deployment, host_weights=0)
@@ -478,13 +489,14 @@ def with_host_weights(deployment: TimedDeployment, options: LatencyOptions) -> T
 
 
 def drafting(deployment: TimedDeployment, options: LatencyOptions) -> TimedDeployment | None:
-    """Return the deployment of the draft model, with the GPUs and settings of the target.
+    """Return the draft model for speculative decoding as a deployment on the target's GPUs.
 
     The result is None if the options name no draft model. All weights of the draft model are on the
     GPUs.
 
     Args:
-        deployment: The target: the model whose output the draft proposes.
+        deployment: The deployment of the target, which is the model whose output the draft
+            proposes.
         options: Options of the request; `options.draft` names the draft model.
     """
     if not options.draft:
@@ -521,8 +533,9 @@ def _speculative(
 
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return the record keys about GPU memory: the bytes that the batch and the draft model need,
-    and whether they fit.
+    """Return the record keys about GPU memory of a batch of requests.
+
+    They tell how many bytes weights, KV cache and draft model need, and whether they fit.
 
     Args:
         deployment: The target model on one replica of GPUs.

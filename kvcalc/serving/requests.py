@@ -41,12 +41,13 @@ AZURE_COLUMNS = ("timestamp", "contexttokens", "generatedtokens")
 
 @dataclass(frozen=True)
 class Requests:
-    """Requests of a server, as arrays of equal length.
+    """Requests that a server receives, as arrays of equal length with one element per request.
 
     Attributes:
-        arrival_s: Seconds of arrival, sorted (float64).
-        input_len: Tokens of the prompts (int64).
-        output_len: Tokens of the answers (int64).
+        arrival_s: Time in seconds at which a client sends each request, in ascending order
+            (float64).
+        input_len: Prompt tokens of each request (int64).
+        output_len: Answer tokens of each request (int64).
     """
 
     arrival_s: Any
@@ -58,9 +59,7 @@ class Requests:
 
     @property
     def max_tokens(self) -> int:
-        """Return an upper bound of a request's tokens: the longest prompt plus the
-        longest answer.
-        """
+        """Return an upper bound of a request's tokens: longest prompt plus longest answer."""
         return int(self.input_len.max() + self.output_len.max())
 
     @property
@@ -73,21 +72,25 @@ class Requests:
         return (len(self) - 1) / span if span else 0.0
 
     def select(self, index: Any) -> "Requests":
-        """Return only the selected requests.
+        """Return only the selected requests, in the order of `index`.
 
         Args:
-            index: A slice of the requests, or an array of their indices.
+            index: A slice, or an array of positions of requests.
         """
         return Requests(*(column[index] for column in vars(self).values()))
 
 
 def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) -> Requests:
-    """Return the first `max_rows` requests of a trace, a CSV file with arrivals and lengths.
+    """Return the first `max_rows` requests of a trace: a CSV file with arrivals and lengths.
+
+    The columns are arrival_s, input_len and output_len, or TIMESTAMP, ContextTokens and
+    GeneratedTokens, as in Azure's traces.
 
     Args:
         path: Path of the file.
         max_rows: Maximum number of requests.
-        timed: Whether arrivals are required. Otherwise missing arrivals are 0.
+        timed: Whether the trace must have arrivals. If false, missing arrivals become 0, for
+            clients that wait for answers.
 
     Raises:
         UserError: The trace is invalid. The message names the file and the line.
@@ -171,15 +174,17 @@ def _tokens(name: str, text: str, line: str) -> int:
 
 
 def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[Any, int], Any]:
-    """Return a function that draws lengths in tokens.
+    """Return a function that draws random prompt or answer lengths in tokens.
 
-    The function takes a NumPy random generator and the number of lengths. It returns an int64
-    array.
+    The function takes a NumPy random generator and the number of lengths to draw. It returns an
+    int64 array of that many lengths.
 
     Args:
-        text: Distribution: `1000` (fixed), `uniform:LOW,HIGH` or `lognormal:MEAN,P99`, in tokens.
-        name: Name of the option, for error messages.
-        is_spread: Whether a fixed length n is drawn uniformly from 0.8 · n to n, as in InferenceX.
+        text: Distribution: `1000` (always 1,000 tokens), `uniform:LOW,HIGH`, or
+            `lognormal:MEAN,P99` with the mean and the 99th percentile, in tokens.
+        name: Name of the quantity, such as `input length`, with which an error message begins.
+        is_spread: Whether a fixed length n stands for lengths drawn uniformly from 0.8 · n to n, as
+            in the benchmark InferenceX.
 
     Raises:
         UserError: The text is not a distribution.
@@ -223,10 +228,11 @@ def _parse_length(text: str, name: str) -> int:
 def sample_workload(load: Workload) -> Requests:
     """Return the requests of a workload, read from its trace file or drawn at random.
 
-    Intervals between arrivals are gamma distributed with shape `burstiness` and mean 1/rate, as in
-    vLLM's benchmark. A burstiness of 1 is a Poisson process. Below 1, requests come in bursts;
-    above 1, they come more regularly. Arrivals and lengths are drawn independently, so the same
-    seed gives the same lengths at any rate.
+    Without a trace, intervals between arrivals are gamma distributed with shape `burstiness` and
+    mean 1/rate, as in vLLM's benchmark. A burstiness of 1 is a Poisson process. Below 1, requests
+    come in bursts; above 1, they come more regularly. Arrivals and lengths are drawn independently,
+    so the same seed gives the same lengths at any rate. If the rate is infinite, all requests
+    arrive at time 0.
 
     Args:
         load: The workload: the trace file, or rate, burstiness, lengths, number of requests and
@@ -261,15 +267,15 @@ def sample_workload(load: Workload) -> Requests:
 
 
 class Clients(NamedTuple):
-    """The clients that send requests to a server.
+    """The clients that send requests to a simulated server.
 
     Attributes:
-        concurrency: Number of clients with one request at a time each; 0 if requests do not wait
-            for answers.
+        concurrency: Number of clients. Each sends its next request only after the answer to the
+            previous one. 0 means that requests come at their own times and do not wait for answers.
         think_s: Seconds from an answer to the client's next request.
-        path_s: Seconds outside the engine that a user waits: network, HTTP, tokenising, and the way
-            back of the first token.
-        path_s_per_token: Seconds added to path_s for each token of the prompt.
+        path_s: Seconds per request outside the engine that a user waits: network, HTTP, tokenising,
+            and the way back of the first token.
+        path_s_per_token: Seconds per request for each token of its prompt, in addition to `path_s`.
     """
 
     concurrency: int = 0
@@ -278,12 +284,14 @@ class Clients(NamedTuple):
     path_s_per_token: float = 0.0
 
     def for_rank(self, rank: int, num_ranks: int) -> "Clients":
-        """Return the clients of one rank; at least one if their number is limited.
+        """Return the clients that send to one data-parallel rank of the server.
+
+        Their number is at least 1, if the number of clients is limited.
 
         Example: 10 clients on 4 ranks give 3, 3, 2, 2.
 
         Args:
-            rank: Index of the rank.
+            rank: Index of the data-parallel rank.
             num_ranks: Number of ranks among which the clients are divided.
         """
         if not self.concurrency:
@@ -292,11 +300,12 @@ class Clients(NamedTuple):
         return self._replace(concurrency=max(1, clients + (rank < remainder)))
 
     def with_path_of(self, engine: EngineOverheads | None) -> "Clients":
-        """Return the clients with an engine's time outside its passes, as `path_s` and
-        `path_s_per_token`.
+        """Return the clients with the time that requests spend in an engine's front end.
+
+        The time, which includes the network, becomes `path_s` and `path_s_per_token`.
 
         Args:
-            engine: Overheads of the engine. If they are None, the clients are returned unchanged.
+            engine: Measured overheads of the engine. With None, the clients are returned unchanged.
         """
         if not engine:
             return self
@@ -306,22 +315,25 @@ class Clients(NamedTuple):
 
 
 class ArrivalQueue:
-    """The requests of one rank that have not reached its engine yet, in the order of their arrival.
+    """The requests of one data-parallel rank that have not reached its engine yet.
 
-    A request that could never fit is rejected when it arrives.
+    They leave the queue in the order of their arrival. A request that could never fit into the
+    cache is rejected when it arrives.
 
     Attributes:
-        is_computed: Whether the prompts of the requests are already computed, on a prefill rank.
-        log: Log of the rank.
-        num_ranks: Number of ranks that share the requests.
+        is_computed: Whether the prompts are already computed when the requests arrive, because a
+            prefill rank did so.
+        log: Log of the rank, into which the times of its requests are written.
+        num_ranks: Number of data-parallel ranks that share the requests.
         inputs: Prompt tokens of each request.
         outputs: Answer tokens of each request.
-        fits: Whether each request can fit into the empty cache.
-        clients: Clients of the rank.
-        due: Earliest seconds at which each request is sent.
+        fits: Whether each request, with prompt and answer, fits into the empty cache of the rank.
+        clients: Clients that send to this rank.
+        due: Earliest time in seconds at which each request may be sent.
         done: Number of requests that are done or rejected.
-        answers: Times in seconds at which clients that wait for answers got them, sorted.
-        coming: Heap of the known arrivals: (arrival in seconds, index, sent in seconds).
+        answers: Times in seconds at which waiting clients got their answers, in ascending order.
+        coming: Heap of the requests whose arrival is known, as (arrival at the engine in seconds,
+            index, time of sending in seconds).
     """
 
     is_computed = False
@@ -363,16 +375,18 @@ class ArrivalQueue:
         self.coming: list[tuple[float, int, float]] = list(zip(*columns, strict=True))
 
     def request(self, index: int) -> int:
-        """Return the index of a request among the requests of all ranks.
+        """Return the index among the requests of all ranks of a request of this rank.
 
         Args:
-            index: Index of the request on this rank.
+            index: Index of the request among those of this rank.
         """
         return self.log.rank + index * self.num_ranks
 
     def admit(self, now: float) -> list[int]:
-        """Return the indices of the requests that have arrived by `now` and can fit. Record the
-        others as rejected.
+        """Return the indices of the requests that have arrived by `now` and can fit into the cache.
+
+        They are removed from the queue. Arrived requests that can never fit are recorded as
+        rejected.
 
         Args:
             now: Simulated time in seconds.
@@ -390,44 +404,43 @@ class ArrivalQueue:
 
     @property
     def next_s(self) -> float:
-        """Return the simulated time in seconds of the next known arrival of a request of this rank.
+        """Return the simulated time in seconds at which the next request reaches the engine.
 
-        It is infinite if no arrival is known. In a closed loop, an arrival is known once a client
-        has its previous answer.
+        It is infinite if no arrival is known. If clients wait for answers, the arrival of a request
+        is known once its client has its previous answer.
         """
         return self.coming[0][0] if self.coming else inf
 
     def record_done(self, index: int, now: float) -> None:
-        """Record that a request is done, and that its client has the answer.
+        """Record that a request has its last token, and that its client has the answer.
 
         Args:
-            index: Index of the request on this rank.
+            index: Index of the request among those of this rank.
             now: Simulated time in seconds at which the request is done.
         """
         self.log.finished[index] = now
         self.record_answer(now)
 
     def add_arrival(self, arrival: float, index: int, sent: float) -> None:
-        """Add a request that will reach the engine.
+        """Add a request that will reach the engine at a known time.
 
         Args:
-            arrival: Seconds at which it reaches the engine.
-            index: Index of the request on this rank.
-            sent: Seconds at which its client sent it.
+            arrival: Simulated time in seconds at which it reaches the engine.
+            index: Index of the request among those of this rank.
+            sent: Simulated time in seconds at which its client sent it.
         """
         heappush(self.coming, (arrival, index, sent))
 
     def record_answer(self, now: float) -> None:
-        """Record that a client has its answer. A client that waits for answers then sends its next
+        """Record that a client has an answer. A client that waits for answers sends its next
         request.
 
         Disaggregated servers may report a later answer first. An earlier answer is then inserted
         before the later answers, and the requests that follow them are shifted.
 
         Args:
-            now: Simulated time in seconds of the answer.
+            now: Simulated time in seconds at which the client has the answer.
         """
-        self.done += 1
         clients, position = self.clients, bisect(self.answers, now)
         if not clients.concurrency:
             return
@@ -445,19 +458,19 @@ class ArrivalQueue:
 
     @property
     def is_open(self) -> bool:
-        """Return whether any request of the rank is not yet done."""
+        """Return whether a request of the rank is neither complete nor rejected yet."""
         return self.done < len(self.due)
 
 
 def clients_of(load: Workload, engine: EngineOverheads | None) -> Clients:
-    """Return the clients of a workload.
+    """Return the clients of a workload, for a simulation.
 
-    Clients of a benchmark reach the engine through its front end, so they get the engine's `path_s`
-    and `path_s_per_token`.
+    Clients of a benchmark, such as InferenceX, reach the engine through network and front end. So
+    their requests spend the engine's time outside its forward passes too.
 
     Args:
-        load: The workload.
-        engine: Overheads of the engine; None if they are unknown.
+        load: The workload, which gives the number of clients, their think time and their kind.
+        engine: Measured overheads of the engine; None if they are unknown, which adds no time.
     """
     clients = Clients(load.max_concurrency, load.think_time)
     return clients.with_path_of(engine) if load.is_benchmark else clients

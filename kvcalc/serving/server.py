@@ -40,12 +40,17 @@ PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 def summary(
     served: Served, budget: int, slo_ttft: float = 0.0, slo_tpot: float = 0.0
 ) -> Record:
-    """Return the metrics of a simulated run, such as throughput, latencies and goodput.
+    """Return the metrics of a simulated run by JSON key: throughput, latencies, goodput and cache.
+
+    Examples: `throughput_tokens_per_s`, `ttft_p99_s`, `goodput_requests_per_s`, `kv_peak` and
+    `preemptions`. Latencies are of completed requests.
 
     Args:
-        served: Times of all requests, and logs of all ranks.
-        budget: KV cache budget in bytes of one GPU.
-        slo_ttft, slo_tpot: Targets in seconds of TTFT and TPOT; 0 for no target.
+        served: The simulation: the requests with their times, and the sums over the passes of each
+            rank.
+        budget: Bytes for the KV cache on the GPU of a rank, to which the peak use is compared.
+        slo_ttft, slo_tpot: Targets in seconds for the time to first token (TTFT) and the time per
+            output token (TPOT) of a request. 0 means no target.
     """
     requests, logs, times = served.requests, served.logs, served.times
 
@@ -110,7 +115,7 @@ def _utilization(logs: Sequence[Log], span: float) -> float | None:
 
 
 def mean(values: Any) -> float | None:
-    """Return the mean of an array of numbers as a float; None if the array is empty."""
+    """Return the mean of a NumPy array of numbers as a float; None if the array is empty."""
     return float(values.mean()) if values.size else None
 
 
@@ -121,7 +126,8 @@ def mean_and_percentiles(name: str, values: Any) -> dict[str, float | None]:
     nearest values.
 
     Args:
-        name: Beginning of the keys. `ttft` gives `ttft_mean_s`, `ttft_p50_s` and so on.
+        name: Beginning of the keys. `ttft` gives `ttft_mean_s`, `ttft_p50_s`, `ttft_p90_s` and
+            `ttft_p99_s`.
         values: Array of seconds, one for each request.
     """
     figures = {f"{name}_mean_s": mean(values)}
@@ -143,14 +149,14 @@ ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
 
 
 def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
-    """Return the KV cache capacity of a replica, as `fit` computes it.
+    """Return the KV cache budget of a replica and the sequences that fit in it, as `fit` does.
 
     Args:
         deployment: Model on one replica of GPUs.
-        options: Memory options of the engine.
+        options: Options of the engine that affect its memory.
 
     Raises:
-        UserError: No memory is left for a cache.
+        UserError: Weights and buffers leave no memory for a KV cache.
     """
     capacity = fit(deployment, options)
     if not capacity.kv_budget:
@@ -164,15 +170,16 @@ def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
 
 
 def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Requests:
-    """Return a backlog: many requests that all wait from the start.
+    """Return many requests that all wait from the start, to measure a server's maximum rate.
 
-    Their lengths are those of the workload or its trace. The first `max_num_seqs` requests need
-    only a random part of their output tokens, as if they had begun earlier. Otherwise answers of
-    equal length would all end in the same step, and the next answers would begin together. Example:
-    gpt-oss-20b on an H100 would serve 39.4 requests/s, but with Poisson arrivals it serves 35.9.
+    Their lengths are drawn like those of the workload, or taken from its trace. The first
+    `max_num_seqs` requests need only a random part of their output tokens, as if they had begun
+    earlier. Otherwise answers of equal length would all end in the same step, and the next answers
+    would begin together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but with
+    Poisson arrivals it serves 35.9.
 
     Args:
-        load: Workload that defines the lengths. Its number of requests does not matter.
+        load: Workload that defines the lengths. Its rate and its number of requests do not matter.
         requests: Requests of the workload, which are repeated if they are from a trace.
         max_num_seqs: Maximum number of concurrent sequences of the server.
     """
@@ -191,14 +198,18 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
 def saturated_rate(served: Served, started: int) -> float | None:
     """Return the requests per second that a server completes while requests always wait.
 
-    The result is None if the server completed no request. Let n be `started` plus the maximum
-    number of concurrent sequences. Counting begins when request n of the backlog starts, or the
-    middle request if that is earlier. Counting ends when the last request starts. If fewer than a
-    tenth of the requests complete in this time, the whole run counts.
+    The beginning and the end of the simulated run are not counted, because the server is not in a
+    steady state then.
+
+    Let n be `started` plus the maximum number of concurrent sequences. Counting begins when request
+    n of the backlog starts, or the middle request if that is earlier. Counting ends when the last
+    request starts. If fewer than a tenth of the requests complete in this time, the whole run
+    counts. The result is None if the server completed no request.
 
     Args:
-        served: Simulated run of the backlog that `make_backlog` returned.
-        started: Number of requests of the backlog that had begun earlier.
+        served: Simulated run of the requests that `make_backlog` returned.
+        started: Number of these requests that need only a part of their answer, as if they had
+            begun earlier.
     """
     finished = _sorted_times(served, "finished")
     if not len(finished):
@@ -219,13 +230,13 @@ def _sorted_times(served: Served, name: str) -> Any:
 
 
 class SimulationResult(NamedTuple):
-    """A simulated run of a workload.
+    """The simulation of a workload on a server: its metrics, and its times in detail.
 
     Attributes:
-        record: Metrics and settings, as printed.
-        served: Times of all requests, and logs of all ranks.
-        pool: KV cache memory of one rank.
-        limits: Scheduler limits of one rank.
+        record: Metrics and settings by JSON key, as the command `serve` prints them.
+        served: Times of all requests, and for each rank a log of its forward passes.
+        pool: Size of the KV cache of one data-parallel rank, and the bytes of a request in it.
+        limits: Maximum sequences and maximum tokens per pass of one data-parallel rank.
     """
 
     record: Record
@@ -235,24 +246,26 @@ class SimulationResult(NamedTuple):
 
 
 class Server:
-    """A simulated server, set up for workloads that differ in their rate only.
+    """A simulated server, set up once for workloads that differ only in their request rate.
 
     Args:
         deployment: Model on one replica of GPUs.
-        requests: Requests of the workload, at any rate.
-        load: The workload.
-        settings: Settings of the server and latency targets.
-        policy: Batching policy: `continuous` or `static`.
-        cache: Cache memory of a request: `paged` or `contiguous`.
+        requests: Requests of the workload at any rate, whose lengths size the tables of times.
+        load: The workload: the trace, or lengths, clients and seed.
+        settings: Settings of the engine, speculative decoding, and latency targets.
+        policy: Batching policy: `continuous` (as in vLLM) or `static`.
+        cache: Memory of a request's KV cache: `paged` in blocks, or `contiguous` at its maximum
+            length.
 
     Attributes:
         drafting: Settings of speculative decoding; None without a draft.
-        capacity: KV cache budget and layout.
-        limits: Scheduler limits of one rank.
-        engine: Overheads of the engine; None for datasheet bounds or an unknown engine.
-        scheduling: How the engine fills its passes.
-        steps: Timer of the passes.
-        transfer: Prefill replicas of a disaggregated server; None for a usual server.
+        capacity: KV cache budget and layout, from `fit`.
+        limits: Maximum sequences and maximum tokens per pass of one data-parallel rank.
+        engine: Measured overheads of the engine; None for datasheet bounds or an unknown engine.
+        scheduling: How the engine fills its forward passes with prompts and decodes.
+        steps: Timer that returns the seconds of each forward pass.
+        transfer: Prefill replicas of a disaggregated server; None if each replica processes prompts
+            and decodes.
         saturation_rate: Requests per second that the server completes while requests always wait.
             None if it serves none of the requests.
 
@@ -302,7 +315,10 @@ class Server:
 
     @property
     def max_num_seqs(self) -> int:
-        """Return the maximum number of concurrent sequences of the whole replica."""
+        """Return the maximum number of sequences that run at the same time on the whole replica.
+
+        It is the sum over the data-parallel ranks.
+        """
         num_seqs = self.limits.max_num_seqs * self.deployment.parallelism.dp
         return self.settings.max_num_seqs or num_seqs
 
@@ -312,12 +328,14 @@ class Server:
         load: Workload,
         progress: Progress = None,
     ) -> SimulationResult:
-        """Simulate the requests of a workload.
+        """Simulate the requests of a workload, and return metrics and times.
 
         Args:
-            requests: Requests to serve.
-            load: Workload from which the requests were drawn.
-            progress: Called from time to time with the number of requests done since its last call.
+            requests: Requests to serve, with arrivals and lengths.
+            load: Workload from which the requests were drawn, which gives clients and rate for the
+                record.
+            progress: Called from time to time with the number of requests done since its last call;
+                None for no calls.
         """
         clients = clients_of(load, self.engine)
         served, pool = self._simulate(requests, clients, progress)
@@ -517,16 +535,21 @@ def _queue_diverges(
 def server_errors(
     deployment: TimedDeployment, step: Batch, is_disaggregated: bool
 ) -> dict[str, float | None]:
-    """Return the 90th percentiles of the errors of simulated times and throughput: 0.05 is 5%.
+    """Return how far simulated server metrics were off on measured servers: 0.05 is 5%.
 
-    The errors are against measured servers of dense models or of mixtures of experts, like the
-    deployment's model. The keys are `time_p90_error`, `tpot_p90_error`, `ttft_p90_error` and
-    `throughput_p90_error`. The first two are equal. Errors are None for disaggregated servers, and
-    for steps for which `TimedDeployment.p90_error` is None.
+    Each value is the 90th percentile of the relative errors over the measured servers, so 90% of
+    them have a smaller error.
+
+    The measured servers ran models of the same type as the deployment: dense, or mixture of
+    experts. The keys are `time_p90_error`, `tpot_p90_error`, `ttft_p90_error` and
+    `throughput_p90_error`. The first two are equal: TPOT (time per output token) stands for the
+    step time. TTFT is the time to the first token. A value is None if the error is unknown, for
+    example for disaggregated servers or without a calibration.
 
     Args:
         deployment: Model on one replica of GPUs.
-        step: A typical decode step of the server.
+        step: A typical decode step of the server. The errors are unknown if its time is not fully
+            calibrated.
         is_disaggregated: Whether separate replicas process prompts.
     """
     calibration = deployment.calibration
@@ -550,27 +573,30 @@ MIN_RATE = 1e-3
 
 
 class Sweep:
-    """A search for the highest request rate that a server sustains.
+    """A search for the highest request rate that a simulated server sustains.
 
-    The server is simulated at rates up to saturation and beyond. It sustains a rate if 99% of the
-    requests meet the latency targets in `settings`, and the rate is at most 95% of the saturation
-    rate. The result is exact to 2%. Each rate is rounded to three digits and simulated once. Ctrl-C
-    ends the search and keeps the rates already tried.
+    The server is simulated at several rates up to saturation and beyond. The saturation rate is the
+    number of requests per second that it completes while requests always wait. The server sustains
+    a rate if 99% of the requests meet the latency targets in `settings`, and the rate is at most
+    95% of the saturation rate. The result is exact to 2%. Each rate is rounded to three digits and
+    simulated once. Ctrl-C ends the search and keeps the rates already tried.
 
     Args:
         deployment: Model on one replica of GPUs.
         load: Workload without a rate.
-        settings: Settings of the server and latency targets.
-        policy: Batching policy: `continuous` or `static`.
-        cache: Cache memory of a request: `paged` or `contiguous`.
-        progress: Called from time to time with the number of requests done since its last call.
+        settings: Settings of the engine, speculative decoding, and latency targets.
+        policy: Batching policy: `continuous` (as in vLLM) or `static`.
+        cache: Memory of a request's KV cache: `paged` in blocks, or `contiguous` at its maximum
+            length.
+        progress: Called from time to time with the number of requests done since its last call;
+            None for no calls.
 
     Attributes:
-        server: The server.
+        server: The simulated server.
         runs: The simulated runs, by rate in requests per second.
-        sustained: The run at the highest rate that the server sustains. Its record has the rate as
-            `found_rate`; 0 if not even single requests meet the targets.
-        tried: A run for each rate that was tried, from the lowest rate on.
+        sustained: The simulated run at the highest sustained rate. Its record has the rate as
+            `found_rate`, which is 0 if not even single requests meet the targets.
+        tried: The simulated run at each rate that was tried, from the lowest rate on.
         is_complete: Whether the search ended without Ctrl-C.
 
     Raises:

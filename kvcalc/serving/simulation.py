@@ -32,12 +32,12 @@ Progress: TypeAlias = Callable[[int], None] | None  # receives numbers of furthe
 
 
 class KVTransfer(NamedTuple):
-    """The prefill replicas of a disaggregated server, and their link to the decode replica.
+    """The prefill replicas of a disaggregated server, and the time to send a KV cache from them.
 
     Attributes:
-        replicas: Number of prefill replicas, in addition to the decode replica.
-        seconds: Function of a prompt's tokens. It returns the seconds that the prompt's cache takes
-            on the link.
+        replicas: Number of prefill replicas, in addition to the one decode replica.
+        seconds: Function of the number of tokens of a prompt. It returns the seconds to send the
+            prompt's KV cache to the decode replica.
     """
 
     replicas: int
@@ -45,11 +45,13 @@ class KVTransfer(NamedTuple):
 
 
 class DecodeArrivals(ArrivalQueue):
-    """Arrivals at one decode rank: requests whose prompts were computed on prefill ranks.
+    """Requests on their way to one decode rank of a disaggregated server.
+
+    Their prompts were computed on prefill ranks, which send the KV caches.
 
     Attributes:
-        senders: Arrivals of all prefill ranks. A sender learns of each completed request, so that
-            its clients can send the next one.
+        senders: The queues of all prefill ranks. The queue of a request's prefill rank learns when
+            the request is complete, so that its client can send the next one.
     """
 
     is_computed = True
@@ -61,25 +63,27 @@ class DecodeArrivals(ArrivalQueue):
 
 
 class PrefillArrivals(ArrivalQueue):
-    """Arrivals at one prefill rank. After its first token, a request moves to a decode rank.
+    """Requests on their way to one prefill rank of a disaggregated server.
+
+    After its first token, a request moves to a decode rank.
 
     Attributes:
-        receivers: Arrivals of all decode ranks.
-        transfer_s: Function of a prompt's tokens. It returns the seconds that the prompt's cache
-            takes on the link.
+        receivers: The queues of all decode ranks, to which requests move.
+        transfer_s: Function of the number of tokens of a prompt. It returns the seconds to send the
+            prompt's KV cache to a decode rank.
     """
 
     receivers: list[DecodeArrivals]
     transfer_s: Callable[[int], float]
 
     def record_done(self, index: int, now: float) -> None:
-        """Send a computed prompt to its decode rank.
+        """Send a request whose prompt is computed to its decode rank.
 
-        An answer of one token needs no decode rank. It is complete when this token reaches the
-        user.
+        Its first token and its KV cache arrive there after the transfer time. A request with only
+        one output token needs no decode rank. It is complete after the transfer time.
 
         Args:
-            index: Index of the request on this prefill rank.
+            index: Index of the request among those of this prefill rank.
             now: Simulated time in seconds at which the prompt is computed.
         """
         arrival = now + self.transfer_s(self.inputs[index])
@@ -94,15 +98,15 @@ class PrefillArrivals(ArrivalQueue):
 
 
 class DisaggregatedServer:
-    """All prefill ranks and decode ranks of a disaggregated deployment.
+    """A simulated server with separate ranks for prompts and for decoding.
 
-    The logs of prefill ranks and decode ranks write to one common log of the times of all requests.
+    Prefill ranks and decode ranks write the times of requests into one common log.
 
     Attributes:
         is_closed: Whether clients wait for answers before they send new requests.
-        senders: Arrivals at each prefill rank.
-        prompts: The prefill ranks, which process prompts.
-        decodes: The decode ranks, which generate answers.
+        senders: For each prefill rank, the queue of the requests that have not reached it yet.
+        prompts: The prefill ranks, which process prompts up to the first token.
+        decodes: The decode ranks, which generate the further tokens.
     """
 
     def __init__(
@@ -141,10 +145,10 @@ class DisaggregatedServer:
         return sum(sender.done for sender in self.senders)
 
     def run(self) -> bool:
-        """Run the rank that is furthest behind in simulated time.
+        """Simulate the next passes of the rank that is furthest behind in simulated time.
 
         Returns:
-            False if all requests are done.
+            True if further requests have to be served, False if all are done.
         """
         servers = [*self.prompts, *self.decodes]
         times = [server.next_pass_s() for server in servers]
@@ -158,11 +162,11 @@ class DisaggregatedServer:
 
 
 def scheduling_of(engine: EngineOverheads | None) -> Scheduling:
-    """Return how an engine fills its passes with prompts and decodes.
+    """Return how an engine fills its forward passes with prompts and decodes.
 
     Args:
-        engine: Overheads of the engine. None gives vLLM's scheduling: prompts in chunks, together
-            with decodes.
+        engine: Overheads and scheduling of the engine, from its preset. None gives vLLM's
+            scheduling: prompts in chunks, in one pass with decodes.
     """
     return (
         Scheduling(engine.decodes_wait, engine.whole, engine.reserve)
@@ -175,15 +179,16 @@ PROGRESS_STEP = 100  # requests between two reports of progress
 
 
 class Served(NamedTuple):
-    """The result of a simulation.
+    """The result of a simulation: the requests with their times, and a log of each rank.
 
     Attributes:
-        requests: All requests.
-        times: Log with the times of all requests.
-        logs: Log of each rank. Rank r of n processes every n-th request from request r on.
+        requests: All requests, with arrivals and lengths.
+        times: Log with the times of all requests, in the order of `requests`.
+        logs: For each data-parallel rank, sums over its forward passes and its timeline. Rank r of
+            n serves the requests r, r + n, r + 2n and so on.
         is_complete: False if Ctrl-C ended the simulation before all requests were done.
-        prefill: Logs of the prefill ranks of a disaggregated server. `logs` are then from the
-            decode ranks.
+        prefill: Logs of the prefill ranks of a disaggregated server, in which case `logs` are those
+            of the decode ranks; otherwise empty.
     """
 
     requests: Requests
@@ -201,19 +206,23 @@ def simulate(
     transfer: KVTransfer | None = None,
     progress: Progress = None,
 ) -> Served:
-    """Simulate a server until all requests are done. Ctrl-C ends it and keeps the requests done so
-    far.
+    """Return the result of simulating a server until all requests are done.
+
+    Ctrl-C ends the simulation. The result then has the requests that are done so far.
 
     Args:
-        requests: Requests to serve.
-        setup: Settings of the server.
-        policy: Batching policy: `continuous` or `static`.
-        clients: Clients that send the requests.
-        transfer: Prefill replicas of a disaggregated server; None for a usual server.
-        progress: Called from time to time with the number of requests done since its last call.
+        requests: Requests to serve, with arrivals and lengths.
+        setup: KV cache, timer of forward passes, limits and scheduling of the server.
+        policy: Batching policy: `continuous` (as in vLLM) or `static`.
+        clients: Clients that send the requests; by default requests do not wait for answers.
+        transfer: Prefill replicas of a disaggregated server; None if each replica processes prompts
+            and decodes.
+        progress: Called from time to time with the number of requests done since its last call;
+            None for no calls.
 
     Raises:
-        UserError: The maximum tokens of a pass do not allow one token of every sequence.
+        UserError: Under continuous batching, `max_num_batched_tokens` is too small for one token of
+            each of `max_num_seqs` sequences, or with a draft for its tokens.
     """
     if policy == "continuous":
         _check_tokens(setup)

@@ -24,13 +24,16 @@ MAX_BATCH = 1 << 14  # sequences up to which speculation is checked for a loss
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:
-    """Return the mean number of tokens that a sequence gains in one step of speculative decoding.
+    """Return the mean number of tokens that a sequence gains per step of speculative decoding.
 
-    It is (1 − a^(k+1)) / (1 − a) for acceptance a and k draft tokens, or k + 1 if a is 1.
+    It is (1 − a^(k+1)) / (1 − a) for acceptance a and k draft tokens, or k + 1 if a is 1. It
+    includes the one token that the target itself generates. Example: with a = 0.5 and k = 1 it is
+    1.5.
 
     Args:
-        acceptance: Probability, from 0 to 1, that a draft token is accepted.
-        drafted: Draft tokens per step.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted if all earlier ones of
+            the step are.
+        drafted: Draft tokens per sequence and step, k.
     """
     if acceptance == 1:
         return float(drafted + 1)
@@ -41,9 +44,10 @@ class Drafting(NamedTuple):
     """Settings of speculative decoding on a simulated server.
 
     Attributes:
-        draft: The draft model on the GPUs of the target.
-        drafted: Draft tokens per step.
-        acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        draft: The draft model, on the same GPUs as the target model that verifies its tokens.
+        drafted: Draft tokens per sequence and step.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted if all earlier ones of
+            the step are.
         seed: Seed of the random numbers that decide which draft tokens are accepted.
     """
 
@@ -53,27 +57,29 @@ class Drafting(NamedTuple):
     seed: int = 0
 
     def draw_tokens(self, rng: Any, count: int) -> Any:
-        """Return the number of tokens that each sequence gains in one step, as an array [count].
+        """Return the random numbers of tokens that sequences gain in one step, as an array [count].
 
-        A sequence gains the draft tokens before the first rejection, and one token of the
-        verification.
+        A sequence gains the draft tokens before the first rejected one, and one token that the
+        target generates.
 
         Args:
             rng: NumPy random generator.
-            count: Number of sequences.
+            count: Number of decoding sequences.
         """
         accepted = rng.random((count, self.drafted)) < self.acceptance
         return accepted.cumprod(axis=1).sum(axis=1) + 1
 
 
 class StepTimes(NamedTuple):
-    """Times of one step of speculative decoding. Times are arrays if the batch size is an array.
+    """Times of one decode step of a batch, with and without speculative decoding.
+
+    Times are floats, or arrays if they are for several batch sizes.
 
     Attributes:
-        drafted: Draft tokens per step.
+        drafted: Draft tokens per sequence and step.
         plain_s: Seconds of a decode step without speculation.
-        draft_s: Seconds of all drafting passes of the step.
-        verify_s: Seconds of the pass in which the target verifies the draft tokens.
+        draft_s: Seconds of all forward passes of the draft model in one step.
+        verify_s: Seconds of the forward pass in which the target verifies the draft tokens.
     """
 
     drafted: int
@@ -82,34 +88,37 @@ class StepTimes(NamedTuple):
     verify_s: Any
 
     def per_token(self, acceptance: float) -> Any:
-        """Return the mean seconds per output token of each sequence with speculation.
+        """Return the mean seconds per output token of a sequence with speculative decoding.
 
         The result is the step's time divided by the mean number of tokens that a sequence gains in
         it.
 
         Args:
-            acceptance: Probability, from 0 to 1, that a draft token is accepted.
+            acceptance: Probability, from 0 to 1, that a draft token is accepted if all earlier ones
+                of the step are.
         """
         return (self.draft_s + self.verify_s) / expected_tokens(acceptance, self.drafted)
 
     def speedup(self, acceptance: float) -> Any:
-        """Return the speed-up over decoding without speculation; below 1 if speculation is slower.
+        """Return the time per token without speculation ÷ that with it; below 1 if it is slower.
 
         Args:
-            acceptance: Probability, from 0 to 1, that a draft token is accepted.
+            acceptance: Probability, from 0 to 1, that a draft token is accepted if all earlier ones
+                of the step are.
         """
         return self.plain_s / self.per_token(acceptance)
 
 
 def verification(count: Num, drafted: Num, context: int) -> Batch:
-    """Return the pass in which the target verifies the draft tokens of each sequence.
+    """Return the forward pass in which the target verifies the draft tokens, as a `Batch`.
 
     The pass has drafted + 1 new tokens per sequence: the last accepted token and the draft tokens.
 
     Args:
-        count: Number of sequences.
-        drafted: Draft tokens per sequence.
-        context: Tokens of each sequence, including the first of the new tokens.
+        count: Number of sequences; may be an array, to describe several passes.
+        drafted: Draft tokens per sequence; may be an array.
+        context: Tokens of each sequence, including the last accepted token but not the draft
+            tokens.
     """
     return Batch((Sequences(count, drafted + 1, context - 1),))
 
@@ -121,14 +130,14 @@ def step_times(
     batch_size: Num,
     drafted: int,
 ) -> StepTimes:
-    """Return the times of one step of speculative decoding, and of one step without speculation.
+    """Return the times of one decode step with and without speculative decoding.
 
     Args:
-        target: Deployment of the model that verifies.
-        draft: Deployment of the draft model.
-        context: Tokens of each sequence.
-        batch_size: Number of sequences; may be an array.
-        drafted: Draft tokens per step.
+        target: Deployment of the model that verifies the draft tokens.
+        draft: Deployment of the draft model on the same GPUs.
+        context: Tokens of each sequence, without the draft tokens.
+        batch_size: Number of sequences. With an array, the times are arrays.
+        drafted: Draft tokens per sequence and step.
     """
     decode = Batch.decode(context, batch_size)
     verify = verification(batch_size, drafted, context)
@@ -147,16 +156,20 @@ def best_drafted(
     batch_size: int,
     acceptance: float,
 ) -> StepTimes:
-    """Return the times of a step with the best number of draft tokens.
+    """Return the times of a step of speculative decoding with the best number of draft tokens.
 
     Numbers from 1 to 16 are tried. The best number gives the least mean seconds per output token.
 
     Args:
-        target: Deployment of the model that verifies.
-        draft: Deployment of the draft model.
-        context: Tokens of each sequence.
+        target: Deployment of the model that verifies the draft tokens.
+        draft: Deployment of the draft model on the same GPUs.
+        context: Tokens of each sequence, without the draft tokens.
         batch_size: Number of sequences.
-        acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted if all earlier ones of
+            the step are.
+
+    Returns:
+        The times; their field `drafted` is the best number of draft tokens per step.
     """
     numbers = range(1, MAX_BEST_DRAFTED + 1)
     drafted = float_array(numbers)
@@ -175,16 +188,17 @@ def break_even_batch(
     drafted: int,
     acceptance: float,
 ) -> int | None:
-    """Return the smallest batch size at which speculation is slower than plain decoding.
+    """Return the smallest batch size at which speculative decoding is slower than plain decoding.
 
     Only powers of two are tried. None means that speculation is not slower up to 2^14 sequences.
 
     Args:
-        target: Deployment of the model that verifies.
-        draft: Deployment of the draft model.
-        context: Tokens of each sequence.
-        drafted: Draft tokens per step.
-        acceptance: Probability, from 0 to 1, that a draft token is accepted.
+        target: Deployment of the model that verifies the draft tokens.
+        draft: Deployment of the draft model on the same GPUs.
+        context: Tokens of each sequence, without the draft tokens.
+        drafted: Draft tokens per sequence and step.
+        acceptance: Probability, from 0 to 1, that a draft token is accepted if all earlier ones of
+            the step are.
     """
     batches = [1 << n for n in range(MAX_BATCH.bit_length())]
     times = step_times(target, draft, context, float_array(batches), drafted)
@@ -200,12 +214,12 @@ def float_array(values: Sequence[float]) -> Any:
 
 
 def draft_model(target: Model, name: str) -> Model:
-    """Return the draft model for speculative decoding.
+    """Load the model that drafts tokens for a target model in speculative decoding.
 
     Args:
         target: The model whose output the draft proposes.
-        name: A model, `layers=N` (the first N layers of the target), or `mtp` (the
-            multi-token-prediction layers of the target).
+        name: Name of a model, `layers=N` (the first N layers of the target as a draft), or `mtp`
+            (the multi-token-prediction layers of the target).
 
     Raises:
         UserError: The target lacks these layers, the draft has another vocabulary, or the draft

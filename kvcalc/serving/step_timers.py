@@ -47,12 +47,15 @@ Chunks: TypeAlias = tuple[tuple[int, int], ...]  # (new, past) of each chunk of 
 
 
 class StepTimeSegment(NamedTuple):
-    """Times of consecutive decode passes over the same sequences.
+    """Seconds of consecutive decode passes over the same sequences.
+
+    The contexts grow from pass to pass, so the times grow linearly, or as `exact_seconds` lists
+    them.
 
     Attributes:
         first: Seconds of the first pass.
         increase_s: Seconds by which each pass takes longer than the previous pass.
-        passes: Number of passes for which these times hold.
+        passes: Number of passes that this object describes.
         exact_seconds: Seconds of each pass if they do not grow linearly; otherwise empty.
     """
 
@@ -62,22 +65,23 @@ class StepTimeSegment(NamedTuple):
     exact_seconds: Sequence[float] = ()
 
     def seconds(self, passes: int) -> float:
-        """Return the seconds that the first passes of the segment take together.
+        """Return the seconds that the first `passes` passes take together.
 
         Args:
-            passes: Number of passes, counted from the first pass of the segment.
+            passes: Number of passes, counted from the first one that this object describes.
         """
         if self.exact_seconds:
             return sum(self.exact_seconds[:passes])
         return passes * self.first + self.increase_s * passes * (passes - 1) / 2
 
     def passes_until(self, max_passes: int, seconds: float) -> int:
-        """Return the smallest number of passes, from the first on, that together take at least
-        `seconds`.
+        """Return the smallest number of passes, from the first on, that take at least `seconds`.
+
+        It tells after which pass an arriving request can join.
 
         Args:
-            max_passes: Maximum result, also if the passes take less time.
-            seconds: Seconds to reach.
+            max_passes: Maximum result, which is also returned if these passes take less time.
+            seconds: Seconds from the beginning of the first pass.
         """
         return bisect_left(range(1, max_passes), seconds, key=self.seconds) + 1
 
@@ -85,18 +89,20 @@ class StepTimeSegment(NamedTuple):
 def largest_micro_batch(
     deployment: TimedDeployment, chunks: Chunks, count: int
 ) -> tuple[Chunks, int]:
-    """Return the largest micro-batch of a pass: its chunks of prompts, and its number of decodes.
+    """Return the largest micro-batch of a forward pass, as (its prompt chunks, its decodes).
 
-    The pipeline stages work on different micro-batches at the same time. A chunk is never divided.
-    Datasheet bounds divide the pass later, so without a calibration the pass is returned unchanged.
+    The sequences of a pass are divided into one micro-batch per pipeline stage, and the stages work
+    on different micro-batches at the same time. A chunk is never divided. The largest micro-batch
+    determines the time. Datasheet bounds divide the pass in `TimedDeployment`, so without a
+    calibration the whole pass is returned.
 
     Example: with 2 stages, chunks of 900, 500 and 300 tokens and 5 decodes give chunks of 900 and
     300 tokens and 3 decodes.
 
     Args:
         deployment: Model on one replica of GPUs, with its number of pipeline stages.
-        chunks: One pair for each chunk of a prompt in the pass: new tokens, and cached tokens
-            before them.
+        chunks: One pair (new tokens, cached tokens before them) for each chunk of a prompt in the
+            pass.
         count: Number of decoding sequences in the pass.
     """
     stages = deployment.parallelism.pp
@@ -106,12 +112,15 @@ def largest_micro_batch(
 
 
 class StepTimer:
-    """Computes the times of passes of one data-parallel rank. Every other rank runs an equal batch.
+    """Computes the seconds of forward passes of one data-parallel rank, for a simulation.
+
+    It assumes that every other rank runs an equal batch at the same time.
 
     Attributes:
         deployment: Model on one replica of GPUs.
-        queries: New tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
-        stages: Pipeline stages, which work on different micro-batches at the same time.
+        queries: New tokens of a decoding sequence in one pass: 1, or more if a pass verifies draft
+            tokens.
+        stages: Number of pipeline stages, which work on different micro-batches at the same time.
         ranks: Number of data-parallel ranks.
         drafting: Settings of speculative decoding; None without a draft.
     """
@@ -127,13 +136,13 @@ class StepTimer:
         self._prompts: dict[Chunks, float] = {}
 
     def reset(self) -> None:
-        """Discard the state of the last simulated run, so that equal runs get equal times."""
+        """Discard what depends on the last simulated run, so that equal runs get equal times."""
 
     def prefill(self, chunks: Chunks) -> float:
-        """Return the seconds of a pass that contains only prompts.
+        """Return the seconds of a forward pass that contains only prompts.
 
         Args:
-            chunks: One pair for each chunk of a prompt: new tokens, and cached tokens before them.
+            chunks: One pair (new tokens, cached tokens before them) for each chunk of a prompt.
         """
         chunks, _ = largest_micro_batch(self.deployment, chunks, 0)
         if chunks not in self._prompts:
@@ -145,11 +154,13 @@ class StepTimer:
         return self._prompts[chunks]
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the times of consecutive decode passes over the same sequences.
+        """Return the seconds of consecutive decode passes over the same sequences.
+
+        In each pass, every sequence grows by one token.
 
         Args:
-            count: Number of sequences of the rank.
-            context: Mean tokens of the sequences in the first pass, including the new token.
+            count: Number of decoding sequences of the rank.
+            context: Mean tokens of a sequence in the first pass, including the new token.
         """
         _, count = largest_micro_batch(self.deployment, (), count)
         spacing = SPACING if count > 1 else 1
@@ -175,7 +186,7 @@ class StepTimer:
 
 
 def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> list[int]:
-    """Return ascending whole numbers from `first` to at least `last`.
+    """Return ascending whole numbers from `first` to at least `last`, as points of a table.
 
     Up to `dense` they grow by 1, then by the factor `ratio`, but at least by 1. Example:
     geometric_points(1, 10, 1.5, 4) is 1, 2, 3, 4, 6, 9, 14.
@@ -183,7 +194,7 @@ def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> lis
     Args:
         first: First number.
         last: Number that the last point reaches or exceeds.
-        ratio: Ratio of neighbouring points.
+        ratio: Factor between neighbouring points beyond `dense`, above 1.
         dense: Number up to which every whole number is a point.
     """
     points = [first]
@@ -196,11 +207,12 @@ def geometric_points(first: int, last: int, ratio: float, dense: int = 0) -> lis
 def driving_quantity(operator: Operator) -> str:
     """Return the name of the quantity on which the time of an operator depends.
 
-    It is TOKENS (number of tokens of the pass), HEAD (number of positions on which the LM head
-    runs) or GROUP (number and lengths of the sequences, for attention and scans).
+    It is "tokens" (number of new tokens of the pass), "head" (number of tokens on which the LM head
+    runs) or "group" (number and lengths of the sequences, for attention and scans). A timer
+    tabulates each operator by this quantity.
 
     Args:
-        operator: The operator of a pass.
+        operator: An operator of a forward pass, such as a GEMM.
     """
     if operator.role is Role.HEAD and not operator.layer:
         return HEAD
@@ -215,13 +227,13 @@ def _index_below(points: Sequence[float], x: float) -> int:
 
 
 def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
-    """Return the value at `x` on the polyline through the points and their values.
+    """Return the value at `x` by linear interpolation between the given points.
 
-    Beyond the last point, the last line continues.
+    Beyond the last point, the line through the last two points continues.
 
     Args:
         points: Ascending positions, such as numbers of tokens.
-        values: Value at each point, such as seconds.
+        values: Value at each point, such as seconds: a sequence of equal length.
         x: Position at which the value is wanted, in the unit of `points`.
     """
     index = _index_below(points, x)
@@ -231,24 +243,27 @@ def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
 
 
 def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
-    """Return a function that interpolates seconds linearly between points.
+    """Return a function of a position that interpolates seconds linearly between points.
 
     Args:
         points: Ascending positions, such as numbers of tokens.
-        seconds: Seconds at each point, or one number for all points.
+        seconds: Seconds at each point, or one number that holds for all points.
     """
     return partial(interpolate, points, np.broadcast_to(seconds, (len(points),)).tolist())
 
 
 class InterpolatedStepTimer(StepTimer):
-    """Computes the times of passes from tables, also of passes with both prompts and decodes.
+    """Computes the seconds of forward passes quickly, by interpolation in tables.
+
+    It can also time passes with both prompts and decodes.
 
     Args:
         deployment: Model on one replica of GPUs.
-        max_len: Maximum tokens of a sequence.
-        max_tokens: Maximum tokens of a pass.
+        max_len: Maximum tokens of a sequence, prompt and answer, up to which tables go.
+        max_tokens: Maximum new tokens of a pass.
         max_num_seqs: Maximum number of sequences of a pass.
-        queries: New tokens of a decoding sequence in one pass: 1, or more if they verify a draft.
+        queries: New tokens of a decoding sequence in one pass: 1, or more if a pass verifies draft
+            tokens.
     """
 
     def __init__(
@@ -278,9 +293,9 @@ class InterpolatedStepTimer(StepTimer):
 
     @cached_property
     def host(self) -> HostTime:
-        """Return the time that the engine adds to the kernels of a pass.
+        """Return the time that the engine's host code adds to the kernels of a forward pass.
 
-        For datasheet bounds it adds nothing.
+        Without a calibration, times are datasheet bounds and it adds nothing.
         """
         if not self.deployment.calibration:
             return HostTime(0.0, 0.0, 1.0, 0.0)
@@ -304,12 +319,12 @@ class InterpolatedStepTimer(StepTimer):
         return float(host.with_prompts(kernels)) + host.fixed + host.sequence * len(chunks)
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass with both chunks of prompts and decodes.
+        """Return the seconds of a forward pass with both chunks of prompts and decodes.
 
         Args:
-            chunks: One pair for each chunk of a prompt: new tokens, and cached tokens before them.
+            chunks: One pair (new tokens, cached tokens before them) for each chunk of a prompt.
             count: Number of decoding sequences of the rank; 0 for prompts only.
-            context: Mean tokens of the decoding sequences, including the new token.
+            context: Mean tokens of a decoding sequence, including the new token.
         """
         if not count:
             return self.prefill(chunks)
@@ -416,16 +431,17 @@ class InterpolatedStepTimer(StepTimer):
 
 
 class SpeculativeStepTimer(StepTimer):
-    """Computes the times of passes of a server with a draft model.
+    """Computes the seconds of forward passes of a server with speculative decoding.
 
-    Each decode pass verifies draft tokens. The draft model also processes the prompts, and runs one
-    decode pass per draft token.
+    A pass is one pass of the target model and the passes of the draft model before it. In decoding,
+    the draft model runs once for each draft token, and the target verifies all draft tokens. The
+    draft model also processes the prompts.
 
     Attributes:
-        target: Timer of the target, the model that verifies. In a decode pass, a sequence has one
-            new token per draft token, plus one.
+        target: Timer of the target model. In its decode pass, a sequence has one new token per
+            draft token, plus one.
         draft: Timer of the draft model.
-        drafting: Settings of speculative decoding.
+        drafting: Draft model, draft tokens per step and acceptance.
     """
 
     def __init__(
@@ -441,24 +457,26 @@ class SpeculativeStepTimer(StepTimer):
         self.draft.reset()
 
     def mixed(self, chunks: Chunks, count: int, context: float) -> float:
-        """Return the seconds of a pass with both chunks of prompts and decodes, including the draft
-        model's passes.
+        """Return the seconds of a pass with prompts and decodes, of target plus draft model.
 
         Args:
-            chunks: One pair for each chunk of a prompt: new tokens, and cached tokens before them.
+            chunks: One pair (new tokens, cached tokens before them) for each chunk of a prompt.
             count: Number of decoding sequences of the rank; 0 for prompts only.
-            context: Mean tokens of the decoding sequences, including the first new token.
+            context: Mean tokens of a decoding sequence, including the last accepted token but not
+                the draft tokens.
         """
         seconds = self.target.mixed(chunks, count, context) + self.draft.prefill(chunks)
         return seconds + (self._draft_seconds(count, context) if count else 0.0)
 
     def line(self, count: int, context: float) -> StepTimeSegment:
-        """Return the time of one pass that contains only decodes, including the draft model's
-        passes.
+        """Return the seconds of one decode pass, of target plus draft model.
+
+        The result describes only one pass, because each pass adds a random number of tokens.
 
         Args:
             count: Number of decoding sequences of the rank.
-            context: Mean tokens of the sequences, including the first new token.
+            context: Mean tokens of a sequence, including the last accepted token but not the draft
+                tokens.
         """
         seconds = self.target.line(count, context).first + self._draft_seconds(count, context)
         return StepTimeSegment(seconds)

@@ -89,20 +89,22 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
 
 
 class Validation(NamedTuple):
-    """One file of measured rows, with bounds and predictions for each valid row.
+    """A file of measured times, with the bound and the prediction for each valid row.
 
-    Times are microseconds of one call, or per output token for a row of a server. A time is NaN if
-    unknown.
+    A row is a measured kernel, layer or server. Times are microseconds of one call of a kernel or
+    layer, or per output token of a server. A time is NaN if unknown.
 
     Attributes:
-        table: The file of measured rows.
-        bound: Datasheet bounds [rows].
-        calibrated: Predictions of the row's calibration [rows].
-        gpus: Name of each row's GPU: the name of its preset, or the name in the row if there is no
-            preset.
-        unknown: Line numbers of rows with an unknown GPU, by (GPU, operation).
-        served: TPOT, TTFT and tokens/s of each simulated server, by the index of its row in
-            `table.rows`.
+        table: The file with its measured rows.
+        bound: Lower bound of each row's time from the GPU's datasheet [rows].
+        calibrated: Time of each row that the calibration (fitted time models) of its GPU predicts
+            [rows].
+        gpus: Name of each row's GPU: the name of its preset. If there is no preset, it is the name
+            in the row.
+        unknown: Line numbers, as texts, of the rows whose GPU has no preset, by (GPU name,
+            operation).
+        served: Simulated TPOT (time per output token), TTFT (time to first token) and tokens/s of
+            each measured server, by the index of its row in `table.rows`.
     """
 
     table: MeasurementFile
@@ -116,16 +118,17 @@ class Validation(NamedTuple):
 def validate(
     tables: Iterable[MeasurementFile], stack: str = "", source: Gpu | None = None
 ) -> list[Validation]:
-    """Return each file of measured rows with bounds and predictions.
+    """Compute bounds and predictions for the rows of measurement files, one result per file.
 
-    A software stack is an engine or kernel library, such as `vllm`, for which a GPU may have a
-    calibration.
+    A software stack is an engine or kernel library, such as `vllm`. A calibration is a set of time
+    models fitted to measured kernels of one GPU model with one stack.
 
     Args:
-        tables: Files of rows, as `read_rows` returns them.
-        stack: Name of the stack whose calibration is used for all rows; '' for the framework in
-            each row.
-        source: GPU whose calibration is scaled to all GPUs; None for each GPU's own calibration.
+        tables: Files of measured rows, as `read_rows` returns them.
+        stack: Name of the stack whose calibration predicts all rows; '' for the stack that each row
+            names as its framework.
+        source: GPU model whose calibration predicts the rows of all GPU models, scaled by datasheet
+            rates; None for the calibration of each row's own GPU model.
 
     Raises:
         UserError: No GPU has a calibration for this stack, or the source GPU has none, or a
@@ -209,12 +212,12 @@ PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 
 
 def remarks(validation: Validation) -> list[str]:
-    """Return sentences on the rows of a file that were not compared: invalid rows and unknown GPUs.
+    """Return sentences on the rows that were not compared: invalid rows, and unknown GPUs.
 
     The list is empty if all rows were compared.
 
     Args:
-        validation: The file with its bounds and predictions.
+        validation: A file of measured rows, with bounds and predictions.
     """
     sentences = [validation.table.remark] if validation.table.invalid else []
     for (name, op), lines in validation.unknown.items():
@@ -228,12 +231,14 @@ def remarks(validation: Validation) -> list[str]:
 def error_records(
     validations: Iterable[Validation], by: Sequence[str] = KEYS[:4]
 ) -> list[Record]:
-    """Return one record of errors for each group of measured rows, sorted by the groups' names.
+    """Return the errors of predictions against measured times, in one record per group of rows.
 
-    A record has the number of rows, and the errors of their predictions.
+    A record has the number of rows, and the median and the 90th percentile of the relative errors:
+    0.05 is 5%. Groups without predictions have the errors of the datasheet bounds, and `basis` says
+    so. Records are sorted by the names of the groups.
 
     Args:
-        validations: Files of rows with bounds and predictions.
+        validations: Files of measured rows, with bounds and predictions.
         by: Names of columns: op, gpu, framework, dtype, model or client. Rows that are equal in
             these columns form one group.
 
@@ -289,11 +294,12 @@ SERVER_COLUMNS = ("calibrated_ttft_us", "calibrated_tokens_per_s")  # if a file 
 
 
 def predictions_csv(validations: Sequence[Validation]) -> str:
-    """Return all rows of the files as CSV, with added columns for bounds and predictions.
+    """Return all rows of the files as CSV text, with added columns for bounds and predictions.
 
-    The columns `op`, `roofline_us` and `calibrated_us` are added; the last two are empty if
-    unknown. If a file has rows of servers, the simulated mean time to first token and tokens/s
-    follow.
+    The added columns are `op` (the operation), `roofline_us` (datasheet bound) and `calibrated_us`
+    (prediction), in microseconds. The last two are empty if unknown. If a file has rows of servers,
+    `calibrated_ttft_us` and `calibrated_tokens_per_s` follow: simulated mean time to first token,
+    and output tokens per second.
 
     Args:
         validations: Files of rows with bounds and predictions, as `validate` returns them.
