@@ -432,8 +432,7 @@ class ArrivalQueue:
         heappush(self.coming, (arrival, index, sent))
 
     def record_answer(self, now: float) -> None:
-        """Record that a client has an answer. A client that waits for answers sends its next
-        request.
+        """Record that a client has an answer. If clients wait for answers, it sends a new request.
 
         Disaggregated servers may report a later answer first. An earlier answer is then inserted
         before the later answers, and the requests that follow them are shifted.
@@ -441,6 +440,7 @@ class ArrivalQueue:
         Args:
             now: Simulated time in seconds at which the client has the answer.
         """
+        self.done += 1
         clients, position = self.clients, bisect(self.answers, now)
         if not clients.concurrency:
             return
