@@ -34,18 +34,21 @@ Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
 class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Time that an engine adds to the kernels of a pass, in microseconds except for `prompts`.
+    """Time that an inference engine adds to the GPU kernels of a forward pass.
+
+    Values are in microseconds, except the factor `prompts`. They were fitted to measured servers.
 
     Attributes:
-        glue_us: Launches, small kernels and gaps, per layer.
-        skew_us: Wait for the slowest rank, per layer and per doubling of the ranks of the largest
-            all-reduce. With 8 ranks, each layer waits 3 · skew_us.
-        step_us: Fixed overhead of each pass.
-        sequence_us: Scheduling, sampling, detokenising and sending, per sequence of a pass.
+        glue_us: Microseconds per layer for launches, small kernels and gaps between kernels.
+        skew_us: Microseconds that the ranks wait for the slowest one, per layer and per doubling of
+            the ranks of the largest all-reduce. With 8 ranks, each layer waits 3 · skew_us.
+        step_us: Microseconds per forward pass, independent of its size.
+        sequence_us: Microseconds per sequence in a pass for scheduling, sampling, detokenising and
+            sending.
         prompts: Factor on the kernel time of a pass that contains prompts, because the GPU then
-            runs at sustained power. 1 adds nothing.
-        launch_us: Minimum kernel time per layer of a pass that contains prompts. Such a pass has no
-            CUDA graph, so the host launches each kernel.
+            runs at sustained power, which is slower. 1 adds nothing.
+        launch_us: Minimum microseconds of kernel time per layer of a pass that contains prompts.
+            Such a pass has no CUDA graph, so the CPU launches each kernel.
     """
 
     glue_us: Us = 0.0
@@ -57,12 +60,12 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Overheads of older engine releases, which had another host loop (scheduling and launches).
+    """Overheads of older releases of an engine, whose scheduling and launching took other times.
 
     Attributes:
-        versions: Beginnings of these releases' version strings, such as `0.11.0` or `1.0`.
-        dense: Overheads of dense models.
-        mixture: Overheads of mixtures of experts.
+        versions: Beginnings of the version strings of these releases, such as `0.11.0` or `1.0`.
+        dense: Overheads per forward pass of dense models.
+        mixture: Overheads per forward pass of mixtures of experts.
     """
 
     versions: tuple[str, ...]
@@ -71,21 +74,26 @@ class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Overheads and scheduling of one engine, read from `presets/engines/<stack>.yaml`.
+    """Overheads and scheduling of one inference engine, read from its preset file.
+
+    The file is `presets/engines/<stack>.yaml`.
 
     Attributes:
         stack: Name of the engine, such as `vllm`.
-        dense: Overheads of dense models.
-        mixture: Overheads of mixtures of experts.
-        origin: Source of the measured servers, as text.
+        dense: Overheads per forward pass of dense models, in the latest release.
+        mixture: Overheads per forward pass of mixtures of experts, in the latest release.
+        origin: Source of the measurements of servers, as text.
         runs: Number of measured servers to which the overheads were fitted.
-        decodes_wait: Whether decode steps wait until all waiting prompts are processed.
-        whole: Whether a pass takes only whole prompts, never chunks.
-        reserve: Share of its output tokens for which a request reserves KV cache at its start. 0
-            reserves nothing, 1 reserves cache for the complete answer.
-        path_us: Microseconds that front end and network add to a request's first token.
-        path_token_us: Microseconds that front end and network add per prompt token.
-        former: Overheads of older releases; None if no older release differs.
+        decodes_wait: Whether decode steps wait until all waiting prompts are processed. Otherwise a
+            pass may contain prompts and decodes.
+        whole: Whether a pass processes only whole prompts. Otherwise it may process chunks of
+            prompts.
+        reserve: Share of its output tokens, from 0 to 1, for which a request reserves KV cache when
+            it is admitted. 0 reserves nothing, 1 reserves cache for the complete answer.
+        path_us: Microseconds per request that front end and network add to the time to first token.
+        path_token_us: Microseconds per prompt token that front end and network add to the time to
+            first token.
+        former: Overheads of older releases; None if older releases do not differ.
     """
 
     stack: str
@@ -101,7 +109,7 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     former: FormerOverheads | None = None
 
     def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the overheads of the engine's latest release.
+        """Return the overheads per forward pass of this release, for dense models or mixtures.
 
         Args:
             mixture: Whether the model is a mixture of experts; otherwise it is dense.
@@ -109,10 +117,10 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         return self.mixture if mixture else self.dense
 
     def for_version(self, version: str) -> "EngineOverheads":
-        """Return this engine with the overheads of one release.
+        """Return this engine with the overheads per forward pass of a given release.
 
-        The result has the overheads in `former` if `version` begins with a string in
-        `former.versions`. Otherwise it has the overheads of the latest release.
+        `dense` and `mixture` are replaced by those in `former` if `version` begins with a string in
+        `former.versions`. Otherwise the engine is returned unchanged.
 
         Args:
             version: Version of the engine, such as `0.11.0`; '' for the latest.
@@ -123,7 +131,7 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 def find_engine_overheads(stack: str) -> EngineOverheads | None:
-    """Return the overheads of an engine, or None if no file describes the engine.
+    """Load the overheads and scheduling of an engine from its preset file; None without a file.
 
     Args:
         stack: Name of the engine, such as `vllm`.
@@ -147,19 +155,20 @@ ServedFigure = Literal[
 
 
 class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A fitted kernel model with its errors.
+    """A time model fitted to measured kernels, with its errors.
 
-    The error of a row is exp(|ln(predicted/measured)|) − 1, so 0.05 is 5%.
+    A row is one measurement of a kernel. The error of a row is exp(|ln(predicted/measured)|) − 1,
+    so 0.05 is 5%.
 
     Attributes:
-        law: The kernel model with its parameters.
+        law: The time model of the kernel, with its fitted parameters.
         rows: Number of measured rows of the fit.
-        median_abs_error: Median error of rows that were held out of the fit.
-        p90_abs_error: 90th percentile of the errors of held-out rows.
+        median_abs_error: Median error of rows that were left out of the fit.
+        p90_abs_error: 90th percentile of the errors of rows that were left out of the fit.
         fitted_median_abs_error: Median error of the rows of the fit.
         fitted_p90_abs_error: 90th percentile of the errors of the rows of the fit.
-        note: Warning that is printed with times of this model; '' for no warning. Example: its rows
-            were measured without autotuning.
+        note: Warning that is printed next to times of this model, such as that the kernels were
+            measured without autotuning; '' for no warning.
     """
 
     law: AnyKernelModel
@@ -172,15 +181,15 @@ class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Errors of predictions against measurements; 0.05 is 5%.
+    """Errors of predicted against measured values; 0.05 is 5%.
 
-    In `Calibration.validation` the measurements are whole servers, to which no kernel model was
-    fitted.
+    In `Calibration.validation` the measurements are of whole servers. They were not used to fit the
+    time models of kernels.
 
     Attributes:
         rows: Number of measurements.
-        median_abs_error: Median error.
-        p90_abs_error: 90th percentile of the errors.
+        median_abs_error: Median of the relative errors, without their signs.
+        p90_abs_error: 90th percentile of the relative errors, without their signs.
     """
 
     rows: Count
@@ -189,11 +198,11 @@ class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
 
 class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Held-out errors of a kernel model that was fitted but is not used.
+    """Errors of a kernel's time model that was fitted but is not used, with the reason.
 
-    Held-out errors are errors of rows that were left out of the fit. They are too large, or the
-    rows are not plausible. An operator that needs this kernel model takes its datasheet bound plus
-    one launch.
+    It is not used if its held-out errors are too large or if the measured rows are not plausible.
+    Held-out errors are errors of rows that were left out of the fit. An operator that needs this
+    model then takes its datasheet bound plus the time of one kernel launch.
 
     Attributes:
         rows: Number of measured rows of the fit.
@@ -206,31 +215,32 @@ class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The kernel models of one GPU with one software stack. The fields are the keys of the YAML
-    file.
+    """Time models fitted to measured kernels of one GPU model with one software stack.
 
-    A stack is an engine or a kernel library, such as `vllm`. `laws` and `refused` are indexed first
-    by kernel family, such as `gemm` or `decode_attention`, then by kind of data. A kind of data
-    names the data types of the operands, such as `bfloat16` or `bfloat16/fp8`.
+    The fields are the keys of a YAML file. A stack is an engine or a kernel library, such as
+    `vllm`. `laws` and `refused` are indexed first by kernel family, such as `gemm` or
+    `decode_attention`, then by kind of data. A kind of data names the data types of the operands,
+    such as `bfloat16` or `bfloat16/fp8`.
 
     Attributes:
         gpu: Preset name of the GPU.
         stack: Name of the software stack.
-        laws: Fitted kernel models with their errors.
-        version: Versions of the stack that were measured.
-        origin: Source of the measured rows.
+        laws: Fitted time models of kernels with their errors, by kernel family and kind of data.
+        version: Versions of the stack that were measured, as text.
+        origin: Source of the measured rows, as text.
         commit: Commit of the source's repository.
         license: License of the source.
         date: Date of the fit or of the source.
-        rows: Number of measured rows to which the kernel models were fitted, in total.
-        glue_us: Overhead per layer in microseconds. It is used only if the stack is not a known
-            engine.
+        rows: Number of measured rows to which all time models together were fitted.
+        glue_us: Microseconds that the stack adds per layer of a forward pass. It is used only if
+            the stack is not a known engine.
         engine: Overheads to use instead of the overheads of the engine that `stack` names; None for
             the engine's own.
-        validation: Errors against measured servers. `dense` and `mixture` (of experts) are errors
-            of the time per output token. `_ttft` marks the mean time to first token, `_throughput`
-            the tokens per second.
-        refused: Fits that are not used, with their errors.
+        validation: Errors of predictions against measured servers. `dense` and `mixture` (of
+            experts) have those of the time per output token. With the suffix `_ttft` they are of
+            the mean time to first token, with `_throughput` of tokens per second.
+        refused: Fits that are not used, with their errors and the reason, by kernel family and kind
+            of data.
     """
 
     gpu: str
@@ -248,9 +258,9 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     refused: dict[str, dict[str, RefusedFit]] = {}
 
     def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the overheads of the calibration's engine.
+        """Return the time that the calibrated engine adds to the kernels of a forward pass.
 
-        For a stack that is not a known engine, only `glue_us` adds time.
+        If the stack is not a known engine, only `glue_us` per layer adds time.
 
         Args:
             mixture: Whether the model is a mixture of experts; otherwise it is dense.
@@ -259,28 +269,31 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return engine.host_overheads(mixture) if engine else HostOverheads(glue_us=self.glue_us)
 
     def kernel_model(self, family: str, kind: str) -> KernelModel | None:
-        """Return the kernel model of a kernel family for a kind of data (data types of the
-        operands).
+        """Return the time model of a kernel family for a kind of data; None if there is none.
 
-        If this kind was not measured, the nearest measured kind is used. The result is None if no
-        near kind was measured, or if the fit of this kind was refused.
+        A kind of data names the data types of a kernel's operands. If this kind was not measured,
+        the nearest measured kind is used. The result is None if no near kind was measured, or if
+        the fit of this kind is not used because of its errors.
 
         Args:
             family: Kernel family, such as `gemm`, `decode_attention` or `moe`.
-            kind: Kind of data, such as `bfloat16` or `fp8_block/triton`.
+            kind: Kind of data, such as `bfloat16`, or with the name of the kernel
+                `fp8_block/triton`.
         """
         entry = self.find_entry(family, kind)
         return entry.law if entry else None
 
     def find_entry(self, family: str, kind: str) -> KernelModelEntry | None:
-        """Return the kernel model that `kernel_model` returns, together with its errors, or None.
+        """Return the time model of a kernel family for a kind of data, with its errors, or None.
 
-        If a kind of data was measured with several kernels, the result is the kernel with the most
-        rows.
+        A kind of data names the data types of a kernel's operands. If this kind was not measured,
+        the nearest measured kind is used. If it was measured with several kernels, the kernel with
+        the most measured rows is used.
 
         Args:
             family: Kernel family, such as `gemm`, `decode_attention` or `moe`.
-            kind: Kind of data, such as `bfloat16` or `fp8_block/triton`.
+            kind: Kind of data, such as `bfloat16`, or with the name of the kernel
+                `fp8_block/triton`.
         """
         if kind in self.refused.get(family, {}):
             return None
@@ -294,10 +307,10 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return None
 
     def basis_on(self, gpu: Gpu) -> str:
-        """Return whether times on `gpu` are `calibrated` or `scaled`.
+        """Return `calibrated` if this GPU model was measured for the calibration, else `scaled`.
 
-        They are calibrated if the calibration was measured on this GPU model, and scaled if it was
-        measured on another one.
+        Records print this word next to predicted times. Times on another GPU model are scaled by
+        datasheet rates.
 
         Args:
             gpu: The GPU for which times are predicted.
@@ -305,12 +318,11 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
     def check(self, path: str, lines: Lines) -> None:
-        """Check that each kernel model suits its family and that its parameters are within their
-        ranges.
+        """Check that each time model suits its kernel family, and its parameters their ranges.
 
         Args:
-            path: Path of the calibration file, for the message.
-            lines: Line numbers of the file's keys, for the message.
+            path: Path of the calibration file, for the error message.
+            lines: Line numbers of the file's keys, for the error message.
 
         Raises:
             UserError: An entry is invalid. The message names file, line and key.
@@ -330,21 +342,25 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 
 def stacks_of(gpu: Gpu) -> list[str]:
-    """Return the names of the software stacks, such as `vllm`, for which a GPU has calibrations,
-    sorted.
+    """Return the sorted names of the software stacks for which a GPU model has calibrations.
+
+    A stack is an engine or a kernel library, such as `vllm`. A calibration is a file with time
+    models fitted to measured kernels.
 
     Args:
-        gpu: The GPU.
+        gpu: The GPU model.
     """
     return sorted(catalog.preset_files(f"calibrations/{gpu.name}"))
 
 
 def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
-    """Return the calibration of a GPU with a software stack, or None if there is no file.
+    """Load the calibration file of a GPU model with a software stack; None if there is no file.
+
+    A calibration has time models fitted to measured kernels.
 
     Args:
-        gpu: The GPU.
-        stack: Name of the stack, such as `vllm`.
+        gpu: The GPU model.
+        stack: Name of the engine or kernel library, such as `vllm`.
 
     Raises:
         UserError: The file is invalid.
@@ -356,14 +372,16 @@ def find_calibration(gpu: Gpu, stack: str) -> Calibration | None:
 def load_calibration(
     gpu: Gpu, stack: str = "", source: Gpu | None = None, engine: str = "vllm"
 ) -> Calibration | None:
-    """Return the calibration for times on `gpu`. None means that times are datasheet bounds.
+    """Load the calibration (fitted time models) with which times on a GPU model are predicted.
+
+    None means that times are lower bounds from the datasheet.
 
     Args:
-        gpu: The GPU.
+        gpu: The GPU model.
         stack: Name or YAML file of a calibration, or `datasheet` for None. '' looks for a
             calibration with the engine's name.
-        source: Another GPU, whose calibration is used. Times are then scaled by the ratio of the
-            two GPUs' datasheet figures.
+        source: Another GPU model, whose calibration is used. Times are then scaled by the ratio of
+            the two GPU models' datasheet rates. None uses the calibration of `gpu`.
         engine: Name of the engine. If `stack` is '' and this engine has no calibration, the result
             is None.
 
@@ -389,7 +407,7 @@ def _read_calibration(path: Path, modified_ns: int) -> Calibration:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Return the calibration in a YAML file, after a check of all its entries.
+    """Load a calibration (time models fitted to measured kernels) from a YAML file and check it.
 
     Args:
         path: Path of the calibration file.
@@ -404,7 +422,7 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def to_yaml(calibration: Calibration) -> str:
-    """Return the text of the YAML file of a calibration. `read_calibration` reads such a file."""
+    """Return a calibration as YAML text, in the format that `read_calibration` reads."""
     import yaml
 
     data: dict[str, Any] = msgspec.to_builtins(calibration)
@@ -425,7 +443,7 @@ def to_yaml(calibration: Calibration) -> str:
 
 
 def preset_path(gpu: Gpu, stack: str) -> Path:
-    """Return the path at which a user's own calibration is saved.
+    """Return the path of the file in which a user's own calibration is saved.
 
     Args:
         gpu: The calibrated GPU.
@@ -440,7 +458,7 @@ def preset_path(gpu: Gpu, stack: str) -> Path:
 
 
 def all_stacks() -> list[str]:
-    """Return the names of all stacks for which any GPU has a calibration, sorted."""
+    """Return the sorted names of the software stacks with a calibration of any GPU model."""
     folders = [*catalog.user_folders(), catalog.shipped_folder()]
     return sorted(
         {path.stem for folder in folders for path in (folder / "calibrations").glob("*/*.yaml")}
@@ -448,10 +466,10 @@ def all_stacks() -> list[str]:
 
 
 def find_gpu(name: str) -> Gpu | None:
-    """Return the GPU preset for a GPU name, or None if no preset matches.
+    """Load the GPU preset that matches a GPU name in a measurement file; None if none matches.
 
     Args:
-        name: GPU name in a row of a measurement file; '' gives None.
+        name: GPU name as written in the file; '' gives None.
     """
     with suppress(UserError):
         return read(catalog.find(name, "gpus"), Gpu) if name else None

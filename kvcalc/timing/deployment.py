@@ -46,15 +46,17 @@ MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured serve
 
 
 class HostTransfer(NamedTuple):
-    """Weights that one pass reads from host memory.
+    """Weights that one forward pass reads from CPU memory, and the time that this takes.
+
+    Weights are in CPU memory if vLLM's option `cpu_offload_gb` moves them there.
 
     Attributes:
-        read_bytes: Bytes on the host link of one GPU per pipeline stage, summed over the stages. A
-            number or an array.
+        read_bytes: Bytes that cross the link from CPU memory to one GPU of each pipeline stage,
+            summed over the stages. A number or an array.
         seconds: Seconds that the transfer takes, a float or an array.
         basis: Source of the link's rate, as printed: `at least` if the rate is documented, so that
-            `seconds` is a lower bound; `predicted` if it was measured. None without weights in host
-            memory.
+            `seconds` is a lower bound; `predicted` if it was measured. None if no weights are in
+            CPU memory.
     """
 
     read_bytes: Any = 0
@@ -62,10 +64,10 @@ class HostTransfer(NamedTuple):
     basis: str | None = None
 
     def record(self, host_weights: int) -> HostWeightsRecord:
-        """Return the JSON keys about weights in host memory, all with the prefix `cpu_offload_`.
+        """Return the JSON keys about weights in CPU memory, all with the prefix `cpu_offload_`.
 
         Args:
-            host_weights: Bytes of each GPU's weights that are in host memory.
+            host_weights: Bytes of one GPU's weights that are in CPU memory.
         """
         return {
             "cpu_offload_bytes": host_weights,
@@ -76,28 +78,30 @@ class HostTransfer(NamedTuple):
 
 
 class TimedDeployment(msgspec.Struct, frozen=True):
-    """A model on one replica of GPUs, with methods for the time of its passes.
+    """A model on one replica of GPUs, with methods for the time of its forward passes.
 
-    With a calibration, times are predictions of its kernel models and include the engine's
-    overhead. Otherwise they are datasheet bounds.
+    With a calibration (time models fitted to measured kernels), times are predictions and include
+    the engine's overhead. Otherwise they are lower bounds from the datasheet.
 
     Attributes:
         model: The model.
         gpu: The GPU model of all ranks.
-        precision: Requested formats of weights and cache.
-        parallelism: Degrees of parallelism, such as tp and pp.
-        mla_form: Form of latent attention: auto, absorbed or expanded.
-        calibration: Kernel models; None for datasheet bounds.
-        calibrated_on: GPU whose calibration is scaled to this GPU; '' if the calibration is this
-            GPU's own.
-        host_weights: Bytes of each GPU's weights in host memory. A pass reads the weights that it
-            needs over the host link. In a bound, it reads them in parallel with other work; in a
-            prediction, after the other work.
-        nodes: Number of nodes; 0 for as few as the GPU's link allows.
+        precision: Requested data types of weights and KV cache.
+        parallelism: Tensor-, pipeline-, data- and expert-parallel sizes of the replica.
+        mla_form: Form of multi-head latent attention (MLA): `absorbed` or `expanded`; `auto` for
+            the form with fewer FLOPs.
+        calibration: Fitted time models; None for datasheet bounds.
+        calibrated_on: Name of the GPU model whose calibration is scaled to this GPU model; '' if
+            the calibration is this GPU model's own.
+        host_weights: Bytes of one GPU's weights that are in CPU memory. A pass reads the weights
+            that it needs over the link to the CPU. In a bound, it reads them in parallel with other
+            work; in a prediction, after the other work.
+        nodes: Number of nodes over which the replica is spread; 0 for as few as the GPU's link
+            allows.
         engine: Name of the engine whose memory rules and times are used.
-        engine_version: Version of the engine; '' for the latest.
-        is_server: Whether a server runs the passes. In bounds, prompts are then divided into
-            chunks, so that all pipeline stages work at the same time.
+        engine_version: Version of the engine, such as `0.11.0`; '' for the latest.
+        is_server: Whether a server with a queue of requests runs the passes. In bounds, prompts are
+            then divided into chunks, so that all pipeline stages work at the same time.
     """
 
     model: Model
@@ -114,13 +118,13 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     is_server: bool = False
 
     def with_calibration(self, calibration: str = "", calibrated_on: str = "") -> Self:
-        """Return the deployment with another calibration.
+        """Return the deployment with another calibration, with which its times are predicted.
 
         Args:
             calibration: Name or YAML file of the calibration; '' for the engine's own calibration,
-                `datasheet` for no calibration.
-            calibrated_on: Another GPU. Its calibration is scaled by the two GPUs' datasheet
-                figures. '' uses the calibration of the deployment's own GPU.
+                `datasheet` for no calibration, which gives lower bounds.
+            calibrated_on: Name of another GPU model, whose calibration is scaled by the two GPU
+                models' datasheet rates. '' uses the calibration of the deployment's own GPU model.
 
         Raises:
             UserError: There is no such calibration, or its file is invalid.
@@ -132,33 +136,38 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return this deployment with `is_server` set, so that its passes are timed as passes of a
-        server.
+        """Return this deployment with `is_server` set.
+
+        Its forward passes are then timed as those of a server with a queue of requests.
         """
         return replace(self, is_server=True)
 
     @property
     def formats(self) -> Formats:
-        """Return the formats of weights and cache, with all defaults resolved.
+        """Return the data types of weights and KV cache, with all defaults resolved.
 
         Raises:
-            UserError: The model cannot have a requested format.
+            UserError: The model cannot be stored in a requested format.
         """
         return formats_of(self.model, self.precision)
 
     @property
     def ranks(self) -> Parallelism:
-        """Return the parallelism, with the number of ranks per node set if it spans several nodes.
+        """Return the parallelism with `per_node` set: the number of ranks that one link connects.
+
+        It is set only if the replica spans several link domains or nodes.
 
         Raises:
-            UserError: The rate between nodes is unknown.
+            UserError: The replica spans several nodes, and the GPU preset gives no rate between
+                nodes.
         """
         return spread_over(self.parallelism, self.gpu, self.nodes)
 
     @property
     def basis(self) -> str:
-        """Return the printed name of the time model, such as `vllm 0.24.0 calibration` or
-        `datasheet`.
+        """Return the printed name of what times are based on.
+
+        Examples: `vllm 0.24.0 calibration`, or `datasheet` without a calibration.
         """
         if not self.calibration:
             return "datasheet"
@@ -168,15 +177,16 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def time_basis(self) -> str:
-        """Return how times are obtained: `calibrated`, `scaled` or `bound`.
+        """Return the kind of times: `calibrated`, `scaled` or `bound`.
 
-        Scaled times use another GPU's calibration. Bounds use the datasheet only.
+        Calibrated times are predictions of this GPU model's own calibration. Scaled times use
+        another GPU model's calibration. Bounds are lower bounds from the datasheet.
         """
         return self.calibration.basis_on(self.gpu) if self.calibration else "bound"
 
     @property
     def identifying_keys(self) -> Record:
-        """Return the JSON keys that identify a deployment in a list.
+        """Return the JSON keys and values that distinguish this deployment in a list of records.
 
         They include `model`, `gpu`, `gpus`, `nodes`, `tensor_parallel_size`, `dtype`, `engine` and
         `basis`.
@@ -199,13 +209,16 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         }
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
-        """Return the operators of one pass through all pipeline stages.
+        """Return the operators of one forward pass through all pipeline stages, with their costs.
 
-        The model remembers the operators of its last few passes, so equal calls are fast.
+        An operator, such as a GEMM, has the FLOPs and bytes of one GPU. Operators that several
+        stages run count once for each of their layers. Equal calls are fast, because results are
+        remembered.
 
         Args:
-            batch: Sequences of the pass.
-            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+            batch: Sequences that run through the pass.
+            all_positions: Whether the LM head runs on all new tokens of a sequence instead of the
+                last one.
         """
         ranks = self.ranks
         key = batch, self.precision, ranks, self.mla_form, all_positions
@@ -223,12 +236,14 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def operator_bounds(
         self, batch: Batch, all_positions: bool = False
     ) -> list[BoundedOperator]:
-        """Return the operators of one GPU in the slowest pipeline stage, with their datasheet
-        bounds.
+        """Return the operators of the slowest pipeline stage with their minimum times.
+
+        The times are lower bounds from the datasheet, for one GPU of the stage.
 
         Args:
-            batch: Sequences of the pass.
-            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+            batch: Sequences that run through the forward pass.
+            all_positions: Whether the LM head runs on all new tokens of a sequence instead of the
+                last one.
         """
         run = self.model, batch, self.precision, self.ranks, self.mla_form, all_positions
         stages = [forward(*run, stage=n) for n in range(self.parallelism.pp)]
@@ -236,28 +251,29 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return max(bounds, key=total_seconds)
 
     def has_time(self, batch: Batch) -> bool:
-        """Return whether `seconds` can time a pass over `batch`.
+        """Return whether the time of a forward pass over `batch` can be computed by `seconds`.
 
-        A decode step always has a time, because its memory traffic is a bound. Other passes need a
-        GPU with matrix peaks for the dtypes of all their matrix products.
+        A decode step always has a time, because the time of its memory traffic is a lower bound.
+        Other passes need a GPU with matrix peaks for the dtypes of all their matrix products.
 
         Args:
-            batch: Sequences of the pass.
+            batch: Sequences that run through the pass.
         """
         return batch.decodes or all(
             self.gpu.computes(o.dtype) for o in self.operators(batch) if o.dtype
         )
 
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
-        """Return the seconds until all sequences of `batch` have passed through all pipeline
-        stages.
+        """Return the seconds of one forward pass through all pipeline stages, a float or an array.
 
-        With several pipeline stages, only the micro-batch that `timed_batch` returns is timed. If
-        the batch has arrays, the result is an array.
+        The time ends when all sequences of `batch` have passed all stages. With several stages, it
+        is the time of one micro-batch, as `timed_batch` explains. The result is an array if the
+        numbers in `batch` are arrays.
 
         Args:
-            batch: Sequences of the pass.
-            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+            batch: Sequences that run through the pass.
+            all_positions: Whether the LM head runs on all new tokens of a sequence instead of the
+                last one.
         """
         timed = self.timed_batch(batch)
         operators = self.operators(timed, all_positions)
@@ -269,7 +285,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return maximum(bound, host_s) if self.host_weights else bound
 
     def timed_batch(self, batch: Batch) -> Batch:
-        """Return the part of `batch` that `seconds` times.
+        """Return the micro-batch whose way through all pipeline stages takes the time of the pass.
 
         With one pipeline stage, this is the whole batch. With several stages, the stages work on
         different micro-batches at the same time, so it is one micro-batch. Datasheet bounds take
@@ -277,7 +293,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         whole batch, because the server's timers have divided it already.
 
         Args:
-            batch: Sequences of the pass.
+            batch: Sequences that run through the pass.
         """
         is_predicted = self.calibration is not None
         if self.parallelism.pp == 1 or (self.is_server and is_predicted):
@@ -287,19 +303,20 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def host_transfer(
         self, operators: Sequence[Operator], measured: bool | None = None
     ) -> HostTransfer:
-        """Return the weights that a pass reads from host memory, and the seconds that this takes.
+        """Return the weights that a forward pass reads from CPU memory, and the seconds for them.
 
-        Only weights of layers are in host memory. A pass reads only the experts that its tokens
-        reach.
+        Only weights of layers are in CPU memory, not those of embeddings or the LM head. A pass
+        reads only the experts that its tokens reach.
 
         Args:
-            operators: Operators of the pass, through all stages.
-            measured: Whether to use the measured rate of the host link instead of the documented
-                rate. None uses it for predictions only.
+            operators: Operators of the pass through all pipeline stages.
+            measured: Whether to use the measured rate of the link to the CPU instead of the
+                documented one. None uses the measured rate for predictions and the documented one
+                for bounds.
 
         Raises:
-            UserError: Weights are in host memory, but the GPU preset gives no rate of the host
-                link.
+            UserError: Weights are in CPU memory, but the GPU preset gives no rate of the link to
+                the CPU.
         """
         if not self.host_weights:
             return HostTransfer()
@@ -318,14 +335,14 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return HostTransfer(read_bytes, read_bytes / rate, basis)
 
     def uncalibrated_share(self, batch: Batch) -> Any:
-        """Return the share of a pass's time, from 0 to 1, of operators without their own kernel
-        model.
+        """Return the share of a forward pass's time that does not come from a fitted time model.
 
-        0 means that each operator has a kernel model fitted to its formats. 1 means that no
-        operator has one, as in datasheet bounds.
+        It is from 0 to 1, a float or an array. 0 means that each operator has a time model fitted
+        to measured kernels with its data types. 1 means that no operator has one, as in datasheet
+        bounds.
 
         Args:
-            batch: Sequences of the pass.
+            batch: Sequences that run through the pass.
         """
         if not self.calibration:
             return 1.0
@@ -333,12 +350,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
-        """Return the 90th percentile of the time errors of decode steps on measured servers: 0.05
-        is 5%.
+        """Return how far predicted decode steps were off on measured servers: 0.05 is 5%.
 
-        The servers ran the same engine on the same GPU model, with models of the same type: dense
-        or mixture of experts. The result is None if the error is unknown. Examples: part of the
-        time is a bound, or weights are in host memory.
+        The result is the 90th percentile of the relative errors over measured servers, so 90% of
+        them have a smaller error. The servers ran the same engine on the same GPU model, with
+        models of the same type: dense or mixture of experts. The result is None if the error is
+        unknown, for example because part of the time is a bound or weights are in CPU memory.
 
         Args:
             batch: Sequences of the decode step.
@@ -349,11 +366,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return step_error(self.operators(batch), self.gpu, self.calibration)
 
     def fallback(self, *batches: Batch) -> str | None:
-        """Return a sentence on the dtypes for which the GPU has no matrix unit, or None without
-        such dtypes.
+        """Return a note on the dtypes for which the GPU has no matrix unit; None if there are none.
+
+        Example: "computed in bf16: rtx-3090 has no fp8 unit".
 
         Args:
-            batches: Passes whose matrix products are checked.
+            batches: Forward passes whose matrix products are checked, as their sequences.
         """
         first: dict[str, Operator] = {}
         for operator in (operator for batch in batches for operator in self.operators(batch)):
@@ -361,7 +379,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return the KV cache bytes on the GPU that stores the most cache.
+        """Return the KV cache bytes of a batch on the GPU that stores the most of it.
 
         Args:
             context: Tokens of each sequence.
@@ -374,16 +392,18 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def weight_bytes(self) -> int:
-        """Return the bytes of weights on the GPU of the replica that has the most weights."""
+        """Return the bytes of weights on the one GPU of the replica that has the most."""
         return weight_bytes(self.model, self.precision, self.parallelism)
 
     def cost(self, batch: Batch, all_positions: bool = False) -> Cost:
-        """Return the FLOPs and bytes of one pass: for one GPU of each pipeline stage, summed over
-        stages.
+        """Return the FLOPs and bytes of one forward pass through all pipeline stages.
+
+        They are those of one GPU of each stage, summed over the stages.
 
         Args:
-            batch: Sequences of the pass.
-            all_positions: Whether the LM head runs on all positions, not only on the last ones.
+            batch: Sequences that run through the pass.
+            all_positions: Whether the LM head runs on all new tokens of a sequence instead of the
+                last one.
         """
         return total(self.operators(batch, all_positions))
 
@@ -394,14 +414,15 @@ def _layer_weights(operators: Sequence[Operator]) -> Any:
 
 
 def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
-    """Return the ranks with `per_node` set to the number of ranks that one GPU link connects.
+    """Return the parallelism with `per_node` set: the number of ranks that one GPU link connects.
 
-    If one link connects all ranks, they are returned unchanged.
+    Collectives over more ranks then use the slower rate between nodes. If one link connects all
+    ranks, the parallelism is returned unchanged.
 
     Args:
-        ranks: Parallelism of one replica.
-        gpu: The GPU, which gives the maximum number of GPUs on one link.
-        nodes: Number of nodes; 0 for as few as possible.
+        ranks: Tensor-, pipeline-, data- and expert-parallel sizes of one replica.
+        gpu: GPU model, whose preset gives the maximum number of GPUs on one link, such as NVLink.
+        nodes: Number of nodes over which the ranks are spread; 0 for as few as possible.
 
     Raises:
         UserError: The ranks do not divide evenly over the nodes. Or one link cannot connect all
@@ -430,13 +451,13 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
 
 
 def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
-    """Return the number of nodes that the ranks occupy.
+    """Return the number of nodes (machines) that one replica occupies.
 
     GPUs that a bridge joins in pairs are on one node, unless `nodes` asks for more.
 
     Args:
         ranks: Parallelism that `spread_over` returned.
-        gpu: The GPU.
+        gpu: The GPU model.
         nodes: Requested number of nodes; 0 for as few as possible.
     """
     if not ranks.per_node or (gpu.is_bridged and nodes <= 1):
@@ -465,17 +486,21 @@ def roofline_records(
     context: int,
     all_positions: bool = False,
 ) -> list[Record]:
-    """Return the records of one decode step or one prefill: one per operator, then their total.
+    """Return the roofline of one decode step or one prefill: a record per operator and a total.
+
+    A record has the FLOPs, bytes and times of one GPU in the slowest pipeline stage. The total is
+    the last record.
 
     Args:
         deployment: Model on one replica of GPUs.
-        phase: `decode` or `prefill`.
+        phase: `decode` (one new token per sequence) or `prefill` (the whole sequence is new).
         batch_size: Number of sequences.
-        context: Tokens of each sequence after the pass.
-        all_positions: Whether the LM head runs on all positions, not only on the last ones.
+        context: Tokens of each sequence, including the new ones.
+        all_positions: Whether the LM head runs on all new tokens of a sequence instead of the last
+            one.
 
     Raises:
-        UserError: The phase is unknown.
+        UserError: The phase is neither `decode` nor `prefill`.
     """
     batch = Batch.of_phase(phase, context, batch_size)
     common = {"phase": phase, "batch_size": batch_size, "context": context}
@@ -491,14 +516,17 @@ def roofline_records(
 def mixed_records(
     deployment: TimedDeployment, text: str, all_positions: bool = False
 ) -> list[Record]:
-    """Return the records of a pass over prompts and decodes: one per operator, then their total.
+    """Return the roofline of a pass over prompts and decodes: a record per operator and a total.
 
-    The key `phase` of each record is `mixed`.
+    A record has the FLOPs, bytes and times of one GPU in the slowest pipeline stage. The total is
+    the last record. The key `phase` of each record is `mixed`.
 
     Args:
         deployment: Model on one replica of GPUs.
-        text: The batch. `500+4x1@4k` is a prompt of 500 tokens and four decodes at 4,096 tokens.
-        all_positions: Whether the LM head runs on all positions, not only on the last ones.
+        text: The batch in short form. `500+4x1@4k` is a prompt of 500 tokens and four decodes at
+            4,096 tokens.
+        all_positions: Whether the LM head runs on all new tokens of a sequence instead of the last
+            one.
     """
     batch = Batch.parse(text)
     longest = max(int(g.new + g.past) for g in batch.groups)
@@ -521,8 +549,10 @@ def pass_records(
     calibration: Calibration | None = None,
     element_bytes: int = 2,
 ) -> list[Record]:
-    """Return one record per operator, with the sum over all its runs, and a total as the last
-    record.
+    """Return a record per operator of a forward pass, and their total as the last record.
+
+    An operator that runs in several layers has one record with the sum of its runs. FLOPs, bytes
+    and times are those of one GPU.
 
     With a calibration, two kinds of record are added:
 
@@ -530,14 +560,14 @@ def pass_records(
     - `module_overhead` follows the operators of a sparse-attention module. It is the module's
       measured time minus the time of these operators.
 
-    Each time in the total is the sum of the times in the other records.
+    With a calibration, the time of the total is the sum of the times in the other records.
 
     Args:
-        bounds: Operators of the pass, with their bounds.
+        bounds: Operators of the pass, with their minimum times from the datasheet.
         gpu: The GPU.
-        calibration: Kernel models; None for bounds only.
-        element_bytes: Bytes of one activation element. It sizes the separate kernels into which the
-            record of a fused operator is divided.
+        calibration: Fitted time models, for predicted times; None for minimum times only.
+        element_bytes: Bytes of one activation element. It sizes the operations of a fused operator,
+            which its record lists as if they ran separately.
     """
     records = [_operator_record(p, gpu, element_bytes) for p in bounds]
     total_record = _total_record(bounds, gpu)

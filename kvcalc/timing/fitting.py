@@ -38,11 +38,12 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
 class ModelFit(NamedTuple):
-    """A fitted kernel model and its loss.
+    """A time model of a kernel, fitted to measured rows, and the remaining loss.
 
     Attributes:
-        kernel_model: The kernel model with fitted parameters.
-        loss: Robust loss per row, which the fit minimises; see `FitObjective`.
+        kernel_model: The time model with its fitted parameters.
+        loss: Value of the loss function at these parameters; smaller is better. `FitObjective`
+            defines it.
     """
 
     kernel_model: KernelModel
@@ -59,21 +60,23 @@ def fit(
     similar_model: KernelModel | None = None,
     **fixed: Any,
 ) -> ModelFit:
-    """Return the kernel model that predicts the measured times best, over all forms that the class
-    names in `CHOICES`.
+    """Return the time model of a kernel that predicts measured times best.
 
-    The fit minimises the loss of `FitObjective`.
+    All forms that the class names in `CHOICES` are fitted, and the one with the least loss of
+    `FitObjective` is returned.
 
     Args:
-        model_class: Class of the kernel model.
-        machine: Datasheet figures of the measured GPU.
-        shape: One array [rows] for each size, in the order of the kernel model's `us`.
+        model_class: Class of the time model to fit, such as `Gemm`.
+        machine: Datasheet rates of the measured GPU.
+        shape: Sizes of the measured calls, in the order in which the method `us` of the class takes
+            them, such as m, n and k. Each is an array [rows].
         measured: Measured microseconds [rows].
-        weight: Weight of each row [rows]; None for equal weights.
-        starts: Number of starting points of the search.
-        similar_model: A fitted kernel model for similar data. Its form is used, and the fit stays
-            near its parameters.
-        fixed: Fields with fixed values, such as the bytes of an element.
+        weight: Weight of each row in the loss [rows]; None for equal weights.
+        starts: Number of points from which the search for the best parameters starts.
+        similar_model: A fitted time model of a similar kernel, if there are few rows. Its form is
+            used, and the fit stays near its parameters.
+        fixed: Fields of the class that are not fitted, with their values, such as the bytes of an
+            element.
     """
     import numpy as np
 
@@ -126,19 +129,19 @@ def _forms(form_of: KernelModel | type[KernelModel], fixed: Settings) -> list[Se
 
 
 class FitObjective(NamedTuple):
-    """The loss function that a fit minimises.
+    """The loss function that the fit of a kernel's time model minimises.
 
-    A point contains the logarithms of all fitted parameters. A residual is ln(predicted/measured)
-    of one row.
+    A point is an array with the natural logarithms of all fitted parameters. A residual is
+    ln(predicted/measured) of one measured row.
 
     Attributes:
-        residual: Maps points [points, parameters] to residuals [points, rows].
+        residual: Function from points [points, parameters] to residuals [points, rows].
         weight: Weight of each row [rows].
         softness: Residual at which the loss changes from quadratic to linear, so that outliers
             count less.
         typical: Point at which all parameters have their typical value.
-        prior_deviation: Standard deviation, in e-folds, of the penalty for distance from `typical`;
-            0 for no penalty.
+        prior_deviation: Scale, in natural logarithms, of the penalty for a parameter's distance
+            from `typical`; 0 for no penalty.
     """
 
     residual: Callable[[Array], Array]
@@ -148,8 +151,10 @@ class FitObjective(NamedTuple):
     prior_deviation: float
 
     def loss(self, point: Array, residual: Array) -> float:
-        """Return the mean robust loss of the rows, plus the penalty for distance from the typical
-        point.
+        """Return the mean loss of the rows at a point, plus a penalty for untypical parameters.
+
+        The loss of a row is quadratic in its residual r for small r and linear for large r: √(1 +
+        (r/softness)²) − 1.
 
         Args:
             point: Logarithms of all fitted parameters [parameters].
@@ -164,12 +169,12 @@ class FitObjective(NamedTuple):
 
 
 def round_parameters(kernel_model: KernelModel) -> KernelModel:
-    """Return the kernel model with each fitted parameter rounded to four significant digits.
+    """Return a time model of a kernel with each fitted parameter rounded to four digits.
 
     A rounded parameter stays within the minimum and maximum of its range in `KernelModel.RANGES`.
 
     Args:
-        kernel_model: The fitted kernel model.
+        kernel_model: The fitted time model.
     """
     values = {}
     for name, r in kernel_model.ranges().items():
@@ -179,16 +184,16 @@ def round_parameters(kernel_model: KernelModel) -> KernelModel:
 
 
 def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Array]:
-    """Return `count` starting points: the typical point, and points around it from a Halton
-    sequence.
+    """Return the points from which a fit starts: the typical point, and points around it.
 
-    A point contains the logarithms of all fitted parameters. The points are not random: equal
-    arguments give equal points.
+    A point is an array with the natural logarithms of all fitted parameters. The points around the
+    typical one are from a Halton sequence, which fills the space evenly. So equal arguments give
+    equal points.
 
     Args:
-        typical: Logarithms of the parameters' typical values.
-        low: Logarithms of the parameters' minimum values.
-        high: Logarithms of the parameters' maximum values.
+        typical: Logarithms of the parameters' typical values [parameters].
+        low: Logarithms of the parameters' minimum values [parameters].
+        high: Logarithms of the parameters' maximum values [parameters].
         count: Number of points.
     """
     import numpy as np
@@ -292,17 +297,20 @@ ERROR_FIELDS = [name for name in KernelModelEntry.__struct_fields__ if name.ends
 
 
 class FittedKernelModel(NamedTuple):
-    """The fit of one kernel family, such as `gemm`, to one kind of data, such as `bfloat16`.
+    """The fit of one kernel family, such as `gemm`, to measurements of one kind of data.
+
+    A kind of data names the data types of the operands, such as `bfloat16`.
 
     Attributes:
         family: Kernel family.
         kind: Kind of data.
         members: The measured rows.
         measured: Measured microseconds [rows].
-        predicted: Microseconds [rows], each predicted by a fit without this row; NaN without a fit.
-        entry: The fitted kernel model with its errors. None if there are too few rows or no kernel
-            model for this kind, or if the fit was refused.
-        refused: Errors of the fitted kernel model if it was refused; otherwise None.
+        predicted: Microseconds of each row [rows], predicted by a fit without this row; NaN without
+            a fit.
+        entry: The fitted time model with its errors. None if there are too few rows or no time
+            model for this kind, or if the fit is not used because of its errors.
+        refused: Errors of the fitted time model if it is not used; otherwise None.
         why: Reason why `entry` is None; '' otherwise.
     """
 
@@ -327,18 +335,22 @@ def calibrate(
     stack: str,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[FittedKernelModel]:
-    """Return one fit for each kernel family and each kind of data in the rows.
+    """Fit a time model to each kernel family and each kind of data in measured rows.
 
-    Rows of servers and of whole layers are not fitted, and neither are excluded rows.
+    A kind of data names the data types of the operands. Rows of servers and of whole layers are not
+    fitted, nor rows that are marked as artefacts.
 
     Args:
         rows: Measured rows of one GPU and one stack.
         gpu: The measured GPU.
-        stack: Name of the measured software, such as `vllm`.
-        progress: Receives a sentence before each fit.
+        stack: Name of the measured engine or kernel library, such as `vllm`.
+        progress: Function that receives a sentence before each fit.
+
+    Returns:
+        One fit for each kernel family and kind of data, used or refused.
 
     Raises:
-        UserError: The GPU preset lacks a figure that kernel models need.
+        UserError: The GPU preset lacks a rate or size that time models need.
     """
     import numpy as np
 
@@ -493,7 +505,9 @@ def row_errors(predicted: Array, measured: Array) -> Array:
 
 
 def median_and_p90(predicted: Array, measured: Array) -> tuple[float, float]:
-    """Return the median and the 90th percentile of `row_errors`, to four decimals: 0.05 is 5%.
+    """Return (median, 90th percentile) of the relative errors of the rows: 0.05 is 5%.
+
+    The error of a row is exp(|ln(predicted/measured)|) − 1. Results have four decimals.
 
     Args:
         predicted: Predicted times [rows].
@@ -512,15 +526,18 @@ def make_calibration(
     rows: Sequence[MeasuredRow],
     provenance: Settings,
 ) -> Calibration:
-    """Return the calibration that consists of these fits. Its `validation` is empty.
+    """Return a calibration with the given fits of kernels' time models, ready to be saved.
+
+    Its field `validation`, the errors against measured servers, is empty.
 
     Args:
-        fits: Fits of all kernel families and kinds of data, as `calibrate` returns them.
+        fits: Fits of all kernel families and kinds of data, as `calibrate` returns them. Refused
+            fits are listed too.
         gpu: The measured GPU.
-        stack: Name of the measured software, such as `vllm`.
-        rows: All measured rows, which give the version of the stack.
-        provenance: Origin, commit, license and date of the rows, by the names of the fields of
-            `Calibration`. Without a date, today is used.
+        stack: Name of the measured engine or kernel library, such as `vllm`.
+        rows: All measured rows, from which the versions of the stack are taken.
+        provenance: Origin, commit, license and date of the measurements, by the names of the fields
+            of `Calibration`. Without a date, today is used.
     """
     versions = sorted({row.version for row in rows if row.op not in SERVING} - {""})
     date = provenance.get("date") or datetime.date.today().isoformat()
@@ -539,10 +556,12 @@ def _parameters(kernel_model: KernelModel) -> Settings:
 
 
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
-    """Return one record for each fit, with the keys family, kind, form, rows, errors, parameters
-    and why.
+    """Return a JSON record for each fit of a kernel's time model, to print.
 
-    If no kernel model was fitted or used, `why` states the reason and the errors are None.
+    The keys are family (such as `gemm`), kind (data types), form (variant of the time model), rows
+    (number of measurements), errors (0.05 is 5%), parameters and why.
+
+    If no time model was fitted or used, `why` states the reason and the errors are None.
 
     Args:
         fits: Fits of all kernel families and kinds of data, as `calibrate` returns them.
@@ -568,7 +587,7 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
 def select_rows(
     tables: Sequence[MeasurementFile], gpu: Gpu, stack: str, note: Callable[[str], None]
 ) -> list[MeasuredRow]:
-    """Return the rows from which a calibration of a GPU and a stack can be fitted.
+    """Return the measured rows to which a calibration of a GPU and a stack can be fitted.
 
     A row counts if its GPU is `gpu` or empty, and its framework is `stack` or empty. Three kinds of
     other rows are added:
@@ -581,8 +600,8 @@ def select_rows(
     Args:
         tables: The files of measured rows.
         gpu: The GPU to calibrate.
-        stack: Name of the stack, such as `vllm`.
-        note: Receives a sentence for rows that are left out or added.
+        stack: Name of the engine or kernel library, such as `vllm`, which rows name as framework.
+        note: Function that receives a sentence about rows that are left out or added.
 
     Raises:
         UserError: The rows are of several frameworks but not of `stack`, or no row remains.

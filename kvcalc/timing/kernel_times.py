@@ -82,14 +82,14 @@ _Group = tuple[Any, Any, Any, Any]  # count, new, past, and query-key pairs of a
 
 
 class KernelTime(NamedTuple):
-    """The predicted time of one run of an operator.
+    """The predicted time of one run of an operator of a forward pass, such as a GEMM.
 
     Attributes:
-        us: Microseconds, a float or an array. NaN marks points to which the kernel model does not
-            apply.
-        entry: The fitted kernel model that predicts the time.
-        is_measured: Whether the kernel model was fitted to the operator's formats and widths. If
-            false, it is the nearest kernel model.
+        us: Microseconds, a float or an array. NaN marks points, such as batch sizes, to which the
+            time model does not apply.
+        entry: The fitted time model that predicts the time, with its errors.
+        is_measured: Whether the time model was fitted to the operator's data types and widths. If
+            false, it is the model of the nearest ones.
     """
 
     us: Any
@@ -98,15 +98,14 @@ class KernelTime(NamedTuple):
 
 
 def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
-    """Return whether the operator's kernel model was fitted to the operator's dtype and weight
-    format.
+    """Return whether the time model of an operator was fitted to its dtype and weight format.
 
-    The result is False for weight-only formats (awq, int4) and for dtypes without measured rows.
-    Such operators use the kernel model of bf16.
+    The result is False for formats that quantise only the weights (awq, int4) and for dtypes
+    without measurements. Their predicted times are marked as scaled.
 
     Args:
-        operator: The operator of a pass.
-        calibration: Kernel models that time the operator.
+        operator: The operator of a forward pass, such as a GEMM.
+        calibration: Fitted time models with which the operator is timed.
     """
     if isinstance(operator.shape, GemmShape):
         kind = _gemm_kind(operator.dtype, operator.shape.format, calibration)
@@ -141,13 +140,15 @@ def _served_gemm(kernel_model: KernelModel, bf16_t0: float | None) -> KernelMode
 
 
 def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
-    """Return the nearest KV cache format with measured rows, and whether `formats` were measured.
+    """Return (nearest KV cache format with measurements, whether `formats` itself was measured).
+
+    The time model of attention over this format then times the operator.
 
     Example: ("fp8",) gives ("fp8", True). ("int8",) has no measured rows and gives ("fp8", False).
 
     Args:
-        formats: Formats of the cache entries, keys first; empty without a cache, which counts as
-            bfloat16.
+        formats: Formats of the cached keys and values, keys first. Without a cache it is empty,
+            which counts as bfloat16.
     """
     name = _CACHES.get(formats[0]) if formats else "bfloat16"
     if not name:
@@ -156,13 +157,13 @@ def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
 
 
 class KernelTimer(NamedTuple):
-    """Predicts the times of operators with the kernel models of one calibration.
+    """Predicts the times of operators of a forward pass with the time models of one calibration.
 
     Attributes:
-        parameters: Datasheet figures of the GPU.
-        calibration: The kernel models.
-        domain: Number of GPUs that one link connects; None if one link connects all GPUs. Experts
-            that are spread over more GPUs have no kernel model.
+        parameters: Datasheet rates and sizes of the GPU.
+        calibration: Time models fitted to measured kernels.
+        domain: Number of GPUs that one link, such as NVLink, connects; None if it connects all
+            GPUs. Experts that are spread over more GPUs have no time model.
     """
 
     parameters: GpuParameters
@@ -170,11 +171,10 @@ class KernelTimer(NamedTuple):
     domain: int | None = None
 
     def time(self, operator: Operator) -> KernelTime | None:
-        """Return the predicted time of one run of an operator, or None if no kernel model exists
-        for it.
+        """Return the predicted time of one run of an operator; None if no time model exists for it.
 
         Args:
-            operator: The operator of a pass.
+            operator: The operator of a forward pass on one GPU, such as a GEMM.
         """
         shape = operator.shape
         if isinstance(shape, GemmShape):
@@ -226,17 +226,19 @@ class KernelTimer(NamedTuple):
         return KernelTime(us, entry)
 
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
-        """Return the time that a sparse-attention module takes in addition to its operators.
+        """Return the time of one layer's sparse attention that its single operators do not explain.
 
-        The result is None if there is no kernel model for the module.
+        The whole attention module was measured too, and takes longer than its operators.
 
-        It is the module's predicted time, minus its operators, minus the overhead of an MLA module
-        for one token. An engine's overhead per layer, which was fitted to measured servers, already
-        contains the overhead of such an MLA module. At most 16 tokens of each sequence
-        (MAX_DECODE_TOKENS) count, so more tokens never take less time.
+        The result is None if there is no time model for the module.
+
+        Otherwise it is the module's predicted time, minus its operators, minus the overhead of an
+        MLA module for one token, and at least 0. An engine's overhead per layer, which was fitted
+        to measured servers, already contains the overhead of such an MLA module. At most 16 new
+        tokens of each sequence count, because only decode steps were measured.
 
         Args:
-            shape: Sizes of the module.
+            shape: Sizes of the module in one layer on one rank.
             kernels_us: Microseconds of the module's operators together, in one layer.
         """
         entry, is_measured = self._module_entry("dsa_decode_module", shape)
@@ -386,17 +388,20 @@ class KernelTimer(NamedTuple):
 def mla_kernels_us(
     kind: str, rows: Sequence[Array], parameters: GpuParameters, calibration: Calibration
 ) -> Array | None:
-    """Return the microseconds [rows] of the GEMMs and the attention in measured MLA decode modules.
+    """Return the predicted microseconds [rows] of GEMMs and attention in measured MLA modules.
 
-    None means that a required kernel model is missing. The cache may be in the L2, as in the
+    An MLA module is the latent attention of one layer in a decode step. The rest of its measured
+    time is the overhead that a fit needs.
+
+    None means that a required time model is missing. The KV cache may be in the L2 cache, as in the
     measurement.
 
     Args:
-        kind: Formats of the cache and of the projections, such as `bfloat16/fp8_block`.
+        kind: Data types of the KV cache and of the projections, such as `bfloat16/fp8_block`.
         rows: Three arrays [rows]: batch size, query heads of the rank, and cached tokens per
             sequence.
-        parameters: Datasheet figures of the GPU.
-        calibration: Kernel models of GEMMs and of latent attention.
+        parameters: Datasheet rates and sizes of the GPU.
+        calibration: Fitted time models of GEMMs and of latent attention.
     """
     batch, heads, length = rows
     cached, _, stored = kind.partition("/")

@@ -32,11 +32,12 @@ BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
 
 
 def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
-    """Return the minimum FLOPs and bytes of measured kernels, and the dtype of their matrix
-    products.
+    """Return (minimum FLOPs and bytes of measured kernels, dtype of their matrix products).
+
+    They give the datasheet bound of each row, which is one measured call.
 
     Args:
-        op: Name of the operation, such as `gemm`.
+        op: Name of the operation, such as `gemm`; not a layer or a server.
         kind: Data types of the rows, such as `bfloat16` or `bfloat16/fp8`.
         shape: One array [rows] for each size of the operation, such as m, n and k of a GEMM.
     """
@@ -164,7 +165,7 @@ def _mla_module(kind: str, batch: Array, heads: Array, length: Array) -> Bounded
 
 @cache
 def served_model(path: str) -> Model | None:
-    """Return the model preset for a served model's path, or None if no preset matches.
+    """Return the model preset for the path of a measured model; None if no preset matches.
 
     A preset matches if the path's last component begins with the name in the preset's
     huggingface_id. So the path of an instruction-tuned or fp8 copy gives the preset of its base
@@ -172,7 +173,7 @@ def served_model(path: str) -> Model | None:
     (OPT-1.3B, OPT-13B), the name with the path's dots wins.
 
     Args:
-        path: Model ID or path, such as `meta-llama/Llama-3.1-8B-Instruct`.
+        path: Model ID or path in a measurement file, such as `meta-llama/Llama-3.1-8B-Instruct`.
     """
     name = path.rsplit("/", 1)[-1]
     best: Model | None = None
@@ -194,11 +195,13 @@ def served_model(path: str) -> Model | None:
 
 @cache
 def layer_kind(path: str, name: str) -> str:
-    """Return the kind of layer of a model that a measured row names.
+    """Return the name of the kind of layer that was measured, such as `full`.
+
+    A model has one or more kinds of layers. Layers of one kind are equal.
 
     Args:
-        path: Model ID or path of the row, as for `served_model`.
-        name: Name of the kind of layer, such as `full`; '' gives the model's most frequent kind.
+        path: Model ID or path in a measurement file, such as `meta-llama/Llama-3.1-8B-Instruct`.
+        name: Name of the kind in the measurement file; '' for the model's most frequent kind.
 
     Raises:
         ValueError: No preset matches the path, or the model has no such kind of layer.
@@ -247,15 +250,15 @@ DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.f
 
 
 class Operation(NamedTuple):
-    """A measured operation: the CSV columns of its rows, and the minimum cost of its kernel.
+    """A measured operation, such as `gemm`: the CSV columns of its rows, and its minimum cost.
 
     `counts`, `dtypes`, `optional` and `means` are strings of CSV column names, separated by spaces.
 
     Attributes:
-        counts: Columns of whole numbers of at least 1, such as `m n k`.
+        counts: Required columns of whole numbers of at least 1, such as `m n k`.
         dtypes: Columns of data types, such as `kv_dtype`.
-        cost: Function that returns the minimum FLOPs and bytes of a kernel, and the dtype of its
-            matrix products. Its arguments are the data types and an array per column. None for
+        cost: Function of the data types (text) and one array [rows] per column. It returns the
+            minimum FLOPs and bytes of a kernel, and the dtype of its matrix products. None for
             layers and servers, which have no such function.
         optional: Columns of whole numbers that may be 0 or missing.
         means: Columns of numbers that may be 0 or missing and need not be whole.
@@ -297,11 +300,11 @@ SERVING = ("e2e_dense", "e2e_moe")
 
 
 class ServedTimes(NamedTuple):
-    """Mean times and throughput of a server; NaN if unknown.
+    """Measured or simulated mean times and throughput of a server; NaN if unknown.
 
     Attributes:
-        tpot_us: Microseconds per output token, as a mean over requests.
-        ttft_us: Microseconds to the first token, as a mean over requests.
+        tpot_us: Microseconds per output token after the first (TPOT), as a mean over requests.
+        ttft_us: Microseconds to the first token (TTFT), as a mean over requests.
         tokens_per_s: Output tokens per second of the whole server.
     """
 
@@ -311,29 +314,31 @@ class ServedTimes(NamedTuple):
 
 
 class MeasuredRow(NamedTuple):
-    """One valid row of a file of measurements.
+    """One valid row of a CSV file of measurements: a kernel, a layer or a server.
 
     Attributes:
-        row_index: Index of the row in its file, from 0.
+        row_index: Index of the row among all rows of its file, valid or not, from 0.
         op: Name of the operation, such as `gemm`.
         gpu: Name of the GPU in the row; '' if missing.
         framework: Name of the software stack, such as `vllm`; '' if missing.
         dtype: Data types in the row, such as `bfloat16` or `bfloat16/fp8`.
-        shape: Values of the operation's columns: counts, optional counts, then means. Rows of a
-            sparse module also have the sizes from its model. If the kernel skips the indexer, the
-            number of index heads is 0.
-        time_us: Measured microseconds: of one call, or per output token of a served run.
+        shape: Sizes of the call, in the order of the operation's columns, such as m, n and k:
+            required counts, then optional counts, then means. Rows of a sparse-attention module
+            also have the sizes from its model. If the kernel skips the indexer, the number of index
+            heads is 0.
+        time_us: Measured microseconds: of one call of a kernel or layer, or per output token of a
+            server.
         model: Model ID or path; '' if missing.
         version: Version of the framework; '' if missing.
-        kernel: Kernel family or name. For a measured layer, the kind of the layer.
-        cache: Data type of a served model's KV cache; '' if unknown.
-        is_excluded: Whether the row is an artefact of the measurement or hits a prefix cache. Fits
-            do not use such rows.
-        client: Load generator of a served run.
-        ttft_us: Mean microseconds to the first token of a served run.
-        prefix_cached: Whether a served run hits a prefix cache.
-        bound_us: Roofline bound in microseconds, from the machine's measured ceilings; NaN if
-            unknown.
+        kernel: Kernel family or name. For a measured layer, the kind of the layer, such as `full`.
+        cache: Data type of the KV cache of a measured layer or server; '' if unknown.
+        is_excluded: Whether the row is an artefact of the measurement or hits a prefix cache. Such
+            rows are not used in fits.
+        client: Name of the benchmark that sent requests to a server; '' for others.
+        ttft_us: Mean microseconds to the first token of a server; NaN for others.
+        prefix_cached: Whether the requests to a server hit its prefix cache.
+        bound_us: Lower bound of the time in microseconds that the file states, from measured peak
+            rates of the machine; NaN if the file states none.
     """
 
     row_index: int
@@ -355,9 +360,10 @@ class MeasuredRow(NamedTuple):
 
     @property
     def served(self) -> ServedTimes:
-        """Return the measured times and tokens/s of a served run.
+        """Return the measured mean times and tokens/s of a server. Other rows do not have them.
 
-        Tokens/s are derived: clients · output_len / (TTFT + (output_len − 1) · TPOT).
+        Tokens/s are derived from the others: clients · output tokens / (TTFT + (output tokens − 1)
+        · TPOT). TTFT is the time to the first token, TPOT the time per further token.
         """
         output, clients = self.shape[1:3]
         total_us = self.ttft_us + (output - 1) * self.time_us
@@ -365,14 +371,14 @@ class MeasuredRow(NamedTuple):
 
 
 class MeasurementFile(NamedTuple):
-    """The contents of a CSV file of measured rows.
+    """The contents of a CSV file of measured kernels, layers or servers.
 
     Attributes:
         path: Path of the file.
         header: Names of the columns.
-        cells: Cells of every row, valid or not, as text.
-        lines: Line number in the file of every row, valid or not, in the order of `cells`.
-        rows: Valid rows.
+        cells: Cells of every row as text, also of invalid rows.
+        lines: Line number in the file of every row, in the order of `cells`.
+        rows: The valid rows, parsed.
         invalid: Line and problem of each invalid row, such as `line 3: m is empty`.
     """
 
@@ -385,7 +391,7 @@ class MeasurementFile(NamedTuple):
 
     @property
     def remark(self) -> str:
-        """Return a sentence that counts the invalid rows and shows the first few of their problems.
+        """Return a sentence on the invalid rows: their number, and the first few problems.
 
         The result is '' if all rows are valid.
         """
@@ -399,12 +405,13 @@ class MeasurementFile(NamedTuple):
 
 
 def read_rows(path: Path) -> MeasurementFile:
-    """Return the rows of a CSV file of measurements.
+    """Read and parse a CSV file of measured kernels, layers or servers.
 
     Invalid rows are listed in the result and raise no error.
 
     Args:
-        path: Path of the CSV file.
+        path: Path of the CSV file. A column `op` names the operation of each row. Without it, the
+            file is named after the operation, such as `gemm.csv`.
 
     Raises:
         UserError: The file is unreadable, too large or not CSV. Or it names no operation, or lacks
@@ -455,7 +462,9 @@ def read_rows(path: Path) -> MeasurementFile:
 
 
 def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
-    """Return the shapes of rows by column: one array [rows] for each number in `MeasuredRow.shape`.
+    """Return the sizes of measured calls as arrays [rows], one for each number in a row's `shape`.
+
+    Example: rows of GEMMs give the arrays of m, of n and of k.
 
     Args:
         rows: Rows of one operation.
@@ -539,11 +548,11 @@ def _parse_shape(operation: Operation, values: dict[str, str]) -> list[float]:
 def parse_number(
     text: str, name: str, minimum: float = 1, maximum: float = MAX_COUNT, meaning: str = ""
 ) -> float:
-    """Parse a finite number from a cell.
+    """Parse a finite number from a cell of a CSV file.
 
     Args:
         text: Text of the cell.
-        name: Name of the column, for the error message.
+        name: Name of the column, with which the error message begins.
         minimum: Smallest valid number.
         maximum: Largest valid number.
         meaning: Description of valid numbers for the error message, such as `a time above zero`. If

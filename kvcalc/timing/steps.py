@@ -40,13 +40,13 @@ MESSAGE_US = 5.0
 
 
 def latency_us(operator: Operator) -> float:
-    """Return the latency in microseconds of the operator's messages between nodes, for one run.
+    """Return the microseconds that messages between nodes take without their bytes.
 
-    The time of their bytes is not included. The result is 0 if the operator sends nothing to other
+    They are for one run of the operator. The result is 0 if the operator sends nothing to other
     nodes.
 
     Args:
-        operator: The operator of a pass, such as an all-reduce.
+        operator: The operator of a forward pass, such as an all-reduce.
     """
     if not is_any(operator.cost.inter_node_bytes):
         return 0.0
@@ -57,14 +57,17 @@ def latency_us(operator: Operator) -> float:
 
 
 class OperatorTime(NamedTuple):
-    """The predicted time of all runs of an operator in one pass.
+    """The predicted time of all runs of an operator in one forward pass.
 
     Attributes:
-        seconds: Seconds of all runs together, a float or an array.
-        basis: `calibrated`, if a kernel model was fitted to such operators, or `scaled`.
-        entry: The fitted kernel model that predicts the time; None without one.
-        overhead: Set only on the last operator of a sparse-attention module: the time that the
-            module takes in addition to its operators. `seconds` does not include this time.
+        seconds: Seconds of all runs together, a float or an array. An operator runs once for each
+            layer that has it.
+        basis: `calibrated` if a time model was fitted to measured kernels of this type and these
+            data types, otherwise `scaled`.
+        entry: The fitted time model that predicts the time, with its errors; None without one.
+        overhead: Time that the sparse attention of a layer takes in addition to its operators. It
+            is set only on the last operator of the attention, otherwise it is None. `seconds` does
+            not include this time.
     """
 
     seconds: Any
@@ -74,7 +77,7 @@ class OperatorTime(NamedTuple):
 
     @property
     def parts(self) -> "tuple[OperatorTime, ...]":
-        """Return the time itself, followed by `overhead` if it is set."""
+        """Return this object, followed by its `overhead` if it is set, to sum over both."""
         return (self, self.overhead) if self.overhead else (self,)
 
 
@@ -83,16 +86,17 @@ def operator_seconds(
     gpu: Gpu,
     calibration: Calibration,
 ) -> list[OperatorTime]:
-    """Return the predicted time of each operator of a pass, at least its datasheet bound.
+    """Return the predicted time of each operator of a forward pass, at least its datasheet bound.
 
     If an operator has arrays, it takes 0 seconds at each element at which it has no work.
 
     Args:
-        operators: Operators of the pass.
-        calibration: Kernel models, measured on `gpu` or on another GPU.
+        operators: Operators of the pass, with the costs of one GPU.
+        calibration: Fitted time models of kernels, measured on `gpu` or on another GPU model.
+        gpu: The GPU model on which the pass runs.
 
     Raises:
-        UserError: The GPU preset lacks a figure that kernel models need.
+        UserError: The GPU preset lacks a rate or size that time models need.
     """
     timer = KernelTimer(figures_of(gpu), calibration, gpu.link_domain)
     times = []
@@ -141,13 +145,13 @@ def operator_seconds(
 
 
 class PassTime(NamedTuple):
-    """The predicted time of one pass. Values are floats or arrays.
+    """The predicted time of one forward pass. Values are floats or arrays.
 
     Attributes:
-        seconds: Seconds of the whole pass.
-        uncalibrated_share: Share of `seconds`, from 0 to 1, from operators without their own kernel
-            model.
-        engine: Seconds that the engine adds to its operators, which `seconds` includes.
+        seconds: Seconds of the whole pass, including the engine's overhead.
+        uncalibrated_share: Share of `seconds`, from 0 to 1, of operators without a time model
+            fitted to their data types.
+        engine: Part of `seconds` that the engine adds to the GPU kernels, such as scheduling.
     """
 
     seconds: Any
@@ -160,12 +164,12 @@ def pass_time(
     gpu: Gpu,
     calibration: Calibration,
 ) -> PassTime:
-    """Return the predicted time of one pass: its operators, plus the engine's overhead.
+    """Return the predicted time of one forward pass: its operators, plus the engine's overhead.
 
     Args:
-        operators: Operators of the pass.
-        gpu: The GPU on which the pass runs.
-        calibration: Kernel models and overheads of the engine.
+        operators: Operators of the pass, with the costs of one GPU.
+        gpu: The GPU model on which the pass runs.
+        calibration: Fitted time models of kernels, and the overheads of the engine.
     """
     times = operator_seconds(operators, gpu, calibration)
     return summed_time(operators, times, calibration)
@@ -174,12 +178,14 @@ def pass_time(
 def summed_time(
     operators: Sequence[Operator], times: Sequence[OperatorTime], calibration: Calibration
 ) -> PassTime:
-    """Return the time of one pass from the times of its operators, plus the engine's overhead.
+    """Return the time of a forward pass from the predicted times of its operators.
+
+    The engine's overhead is added. `pass_time` does the same, but predicts the operators first.
 
     Args:
-        operators: Operators of the pass.
+        operators: Operators of the pass, with the costs of one GPU.
         times: Times that `operator_seconds` returned for these operators.
-        calibration: Calibration with the engine's overheads.
+        calibration: Calibration that states the overheads of the engine.
     """
     parts = [part for time in times for part in time.parts]
     kernels = sum((part.seconds for part in parts), 0.0)
@@ -194,25 +200,27 @@ def kernel_seconds(
     gpu: Gpu,
     calibration: Calibration,
 ) -> Any:
-    """Return the seconds of the operators, one after the other, without the engine's overhead.
+    """Return the predicted seconds of a forward pass without the engine's overhead.
+
+    It is the sum over the operators, which run one after the other: a float or an array.
 
     Args:
-        operators: Operators of the pass.
-        gpu: The GPU on which the pass runs.
-        calibration: Kernel models, measured on this GPU or on another one.
+        operators: Operators of the pass, with the costs of one GPU.
+        gpu: The GPU model on which the pass runs.
+        calibration: Fitted time models of kernels, measured on this GPU model or on another one.
     """
     times = operator_seconds(operators, gpu, calibration)
     return sum((part.seconds for time in times for part in time.parts), 0.0)
 
 
 class HostTime(NamedTuple):
-    """Time that an engine adds to the kernels in the passes of one model.
+    """Time that an engine adds to the GPU kernels in each forward pass of one model.
 
     Attributes:
         fixed: Seconds added to each pass, for all its layers.
         sequence: Seconds added for each sequence in a pass.
         prompts: Factor on the kernel time of a pass that contains prompts; 1 adds nothing.
-        launches: Minimum kernel time in seconds of a pass that contains prompts, because the host
+        launches: Minimum kernel time in seconds of a pass that contains prompts, because the CPU
             launches each kernel.
     """
 
@@ -222,25 +230,26 @@ class HostTime(NamedTuple):
     launches: float
 
     def with_prompts(self, kernels: Any) -> Any:
-        """Return the kernel time in seconds of a pass that contains prompts.
+        """Return the kernel time in seconds of a forward pass that contains prompts.
 
-        It is `prompts` times `kernels`, but at least `launches`.
+        It is `prompts` times `kernels`, but at least `launches` (see the class).
 
         Args:
-            kernels: Seconds of the pass's kernels, as kernel models predict them.
+            kernels: Seconds of the pass's GPU kernels, as their time models predict them: a float
+                or an array.
         """
         return maximum(self.prompts * kernels, self.launches)
 
 
 def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
-    """Return the overhead of the engine in passes with these operators.
+    """Return the time that the engine adds to the GPU kernels in forward passes of a model.
 
-    The overhead depends on the number of layers, the ranks of the largest all-reduce, and whether
-    the model is a mixture of experts.
+    It depends on the number of layers, the ranks of the largest all-reduce, and whether the model
+    is a mixture of experts.
 
     Args:
-        operators: Operators of a pass.
-        calibration: Calibration with the engine's overheads.
+        operators: Operators of any forward pass of the model.
+        calibration: Calibration that states the overheads of the engine.
     """
     counts: dict[str, int] = {}
     ranks = 1
@@ -262,13 +271,13 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 
 
 def is_mixture(operators: Sequence[Operator]) -> bool:
-    """Return whether the operators belong to a mixture of experts.
+    """Return whether the operators of a forward pass are those of a mixture of experts.
 
-    A mixture has operators whose expected number of reached experts is a float or an array, not an
-    int.
+    This is so if the expected number of experts that an operator reads is a float or an array, not
+    an int.
 
     Args:
-        operators: Operators of a pass.
+        operators: Operators of the pass.
     """
     return any(not isinstance(operator.experts, int) for operator in operators)
 
@@ -276,12 +285,14 @@ def is_mixture(operators: Sequence[Operator]) -> bool:
 def engine_seconds(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> Any:
-    """Return the seconds that the engine adds to a pass: the sum of `engine_parts`.
+    """Return the seconds that the engine adds to the GPU kernels of one forward pass.
+
+    It is the sum of the three parts that `engine_parts` returns: a float or an array.
 
     Args:
         operators: Operators of the pass.
-        calibration: Calibration with the engine's overheads.
-        kernels: Seconds of the operators.
+        calibration: Calibration that states the overheads of the engine.
+        kernels: Predicted seconds of all operators together.
     """
     return sum(engine_parts(operators, calibration, kernels))
 
@@ -289,17 +300,17 @@ def engine_seconds(
 def engine_parts(
     operators: Sequence[Operator], calibration: Calibration, kernels: Any
 ) -> tuple[Any, Any, Any]:
-    """Return the three parts of the engine's overhead in one pass, in seconds.
+    """Return the seconds that the engine adds to the kernels of one forward pass, in three parts.
 
     They are: the fixed overhead of the pass and its layers; the overhead of all its sequences; and
-    the additional kernel time of a pass that contains prompts.
+    the additional kernel time of a pass that contains prompts, which is 0 in a decode step.
 
-    If the LM head runs on all positions, a prompt still counts as one sequence.
+    If the LM head runs on all tokens of a prompt, the prompt still counts as one sequence.
 
     Args:
         operators: Operators of the pass.
-        calibration: Calibration with the engine's overheads.
-        kernels: Seconds of the operators.
+        calibration: Calibration that states the overheads of the engine.
+        kernels: Predicted seconds of all operators together, a float or an array.
     """
     host = host_time_of(operators, calibration)
     positions: Any = 0
@@ -323,14 +334,16 @@ def engine_parts(
 def step_error(
     operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
 ) -> float | None:
-    """Return the 90th percentile of the time errors of decode steps on measured servers: 0.05 is
-    5%.
+    """Return how far predicted decode steps were off on measured servers: 0.05 is 5%.
+
+    The result is the 90th percentile of the relative errors over measured servers, so 90% of them
+    have a smaller error.
 
     The servers ran the calibration's engine, with models of the same type: dense or mixture of
     experts. The result is None if the error is unknown, which is so in these cases:
 
     - The pass contains prompts, or no attention.
-    - The calibration is of another GPU.
+    - The calibration is of another GPU model.
     - No servers of this engine were measured.
     - The ranks are on several nodes.
     - A dtype or cache format has no measured rows.
@@ -338,8 +351,8 @@ def step_error(
 
     Args:
         operators: Operators of the decode step.
-        gpu: The GPU on which the step runs.
-        calibration: Kernel models, with the errors of measured servers.
+        gpu: The GPU model on which the step runs.
+        calibration: Calibration that states the errors against measured servers.
     """
     shapes = [o.shape for o in operators if isinstance(o.shape, AttentionShape)]
     if (

@@ -89,11 +89,11 @@ class Family(NamedTuple):
     kind are fitted together.
 
     Attributes:
-        candidates: Function of a kind of data, a stack name and a GPU. It returns the kernel models
-            to try, each with its fixed fields; empty if there is no kernel model.
-        kind: Function of a row's data types and kernel name. It returns the kind of data.
-        weight: Function of the rows' shape, one array [rows] for each column. It returns the weight
-            of each row in the fit.
+        candidates: Function of (kind of data, name of the software stack, GPU). It returns the
+            classes of time models to try, each with its fixed fields; empty if there is none.
+        kind: Function of the (data types, kernel name) of a row. It returns the kind of data.
+        weight: Function of the sizes of the measured calls, such as m, n and k, one array [rows]
+            each. It returns the weight of each row in the fit.
     """
 
     candidates: Callable[[str, str, Gpu], Candidates]
@@ -102,14 +102,15 @@ class Family(NamedTuple):
 
 
 def kind_of(op: str, dtype: str, kernel: str) -> str:
-    """Return the kind of data of measured rows, such as `bfloat16` or `fp8_block/triton`.
+    """Return the kind of data of a measured row, such as `bfloat16` or `fp8_block/triton`.
 
-    A calibration has one kernel model for each kind of data.
+    It consists of data types, and of the kernel if a stack has several. A calibration has one time
+    model per operation and kind of data.
 
     Args:
         op: Name of the operation, such as `moe`.
-        dtype: Data types of the rows, such as `bfloat16/fp8`.
-        kernel: Kernel that the rows name; '' if they name none.
+        dtype: Data types in the row, such as `bfloat16/fp8`.
+        kernel: Name of the kernel in the row, such as `triton`; '' if the row names none.
     """
     family = FAMILIES.get(op)
     return family.kind(dtype, kernel) if family else dtype

@@ -67,18 +67,19 @@ MAX_GROUP = 32
 
 
 class DecodeLaunch(NamedTuple):
-    """One launch of a decode kernel over the caches of all sequences.
+    """The work of one call of an attention kernel in decode, over the caches of all sequences.
 
     The kernel processes tiles. A tile is up to 64 query heads that read the keys and values of one
     KV head of one sequence.
 
     Attributes:
-        tiles: Number of tiles.
+        tiles: Number of tiles of all sequences together.
         length: Cached tokens that each tile reads.
-        rate: Rate at which one SM reads the cache [bytes/µs].
-        tau: Time of a tile in addition to its read [µs].
-        read: Bytes of keys and values of all sequences.
-        missed: Share of these bytes, from 0 to 1, that is read from memory and not from the L2.
+        rate: Rate at which one streaming multiprocessor (SM) reads the cache [bytes/µs].
+        tau: Time of a tile in addition to the time of its read [µs].
+        read: Bytes of keys and values that are read for all sequences together.
+        missed: Share of `read`, from 0 to 1, that comes from memory because it is not in the L2
+            cache.
     """
 
     tiles: Array
@@ -94,15 +95,16 @@ def decode_launch(
     machine: GpuParameters,
     shape: tuple[Array, ...],
 ) -> DecodeLaunch:
-    """Return the tiles, tokens, rates and bytes of one call of a decode attention kernel.
+    """Return the tiles, tokens, rates and bytes of one call of an attention kernel in decode.
 
-    MHA, and models with many query heads per KV head, run other kernels. Their rates are the usual
-    rates times the factors `rx` and `tx` of the kernel model.
+    MHA, and models with many query heads per KV head, run other kernels than usual GQA. Their rates
+    are the usual rates times the factors `rx` and `tx` of the kernel model.
 
     Args:
-        model: Kernel model with the rates.
-        machine: Datasheet figures of the GPU.
-        shape: batch, q_heads, kv_heads, head_dim, kv_len and window, as numbers or arrays.
+        model: Time model that gives the read rates and the form of the kernel.
+        machine: Datasheet rates of the GPU.
+        shape: Sizes of the call on one rank: sequences, query heads, KV heads, head width, cached
+            tokens per sequence, and tokens of the sliding window (0 for none). Numbers or arrays.
     """
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
     length = attended_tokens(kv_len, window)
@@ -124,18 +126,22 @@ def decode_launch(
 
 
 class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
-    """Time of one decode step of attention, with the write of the new token and the combination of
-    splits.
+    """Time model of attention in one decode step, in one layer on one rank.
 
-    `us` takes batch, q_heads, kv_heads, head_dim, kv_len and window (0 for none).
+    It includes the write of the new token to the KV cache. The kernel may split the cache of a
+    sequence into parts on several streaming multiprocessors (SMs), and then combines their results.
+
+    The method `us` takes, in this order: sequences, query heads, KV heads, head width, cached
+    tokens per sequence, and tokens of the sliding window (0 for none). A tile is up to 64 query
+    heads of one KV head of one sequence. A wave is one tile on each SM.
 
     Attributes:
         t0: Launch, prologue and cache write [µs].
-        tau: Load, softmax and store of a tile, in every wave [µs].
+        tau: Load, softmax and store of a tile, once per wave [µs].
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
-        r64, r256: Factors on `r` at head_dim 64 and 256; √r256 at 192.
-        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
-            L2.
+        r64, r256: Factors on `r` at head_dim 64 and 256. At 192 the factor is √r256.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
+            `missed_share` explains it.
         tramp: Ramp-up and tail of the memory traffic [µs].
         rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects. Both have
             other kernels.
@@ -144,8 +150,10 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         wide: Shapes with a special kernel. `grouped`: more than 16 query heads per KV head.
             `per_head`: more than 32, and each query head reads the cache separately. `windowed`:
             GQA under a sliding window, and each query head reads the cache separately.
-        cold: Whether the cache is never in the L2, as in serving.
+        cold: Whether the KV cache is never in the L2, as in serving. In measurements it may be.
         parts: Maximum number of parts into which a kernel splits the cache of one sequence.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
     """
 
     RANGES: ClassVar[str] = """
@@ -200,18 +208,22 @@ def best_split(
     combine: float,
     max_parts: int = SPLITS[-1],
 ) -> Array:
-    """Return the microseconds of a decode kernel with the fastest number of parts per tile.
+    """Return the microseconds of a decode attention kernel with its fastest split of the cache.
 
-    A tile reads its cached tokens in blocks. A split divides the blocks of each tile among several
-    SMs, and a further kernel combines their results.
+    A tile is a group of query heads of one sequence, which reads the cached tokens in blocks. A
+    split divides the blocks of each tile among several streaming multiprocessors (SMs), and a
+    further kernel combines their results.
 
     Args:
-        tiles: Tiles per SM.
-        blocks: Blocks of a tile.
-        tile_us: Two times: fixed microseconds of each tile, and microseconds of each of its blocks.
-        memory: Microseconds of the memory traffic of all tiles.
-        combine: Microseconds of the kernel that combines a split, without the time for each part.
-        max_parts: Maximum number of parts.
+        tiles: Number of tiles ÷ number of SMs.
+        blocks: Number of blocks that each tile reads.
+        tile_us: Two times in microseconds: the fixed time of each tile, and the time of each of its
+            blocks.
+        memory: Microseconds of the memory traffic of all tiles together, which overlaps with their
+            other work.
+        combine: Microseconds of the kernel that combines the results, without the time for each
+            part.
+        max_parts: Maximum number of parts of a tile.
     """
     tau, block = tile_us
     best = pnorm(2.0, ceil(tiles) * (tau + blocks * block), memory)
@@ -234,27 +246,35 @@ BLOCKS = {1: (160.0, 160.0, 160.0, 128.0), 2: (128.0, 128.0, 96.0, 80.0)}
 
 
 class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
-    """Time of one decode step of attention whose kernel splits the cache by a documented rule.
+    """Time model of attention in one decode step, for kernels with a documented split rule.
 
-    The time includes the write of the new token and the combination of the parts. `us` takes batch,
-    q_heads, kv_heads, head_dim, kv_len and window (0 for none).
+    It is for one layer on one rank. The rule states into how many parts the kernel splits the cache
+    of a sequence. The parts run on several streaming multiprocessors (SMs).
+
+    The time includes the write of the new token to the KV cache and the combination of the parts.
+    The method `us` takes, in this order: sequences, query heads, KV heads, head width, cached
+    tokens per sequence, and tokens of the sliding window (0 for none). A tile is up to 64 query
+    heads of one KV head of one sequence. A wave is one tile on each SM.
 
     Attributes:
         t0: Launch, prologue and cache write [µs].
         tb: Time to schedule each sequence [µs].
-        tau: Load, softmax and store of a tile, in every wave [µs].
+        tau: Load, softmax and store of a tile, once per wave [µs].
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
-        r64, r256: Factors on `r` at head_dim 64 and 256; √r256 at 192.
+        r64, r256: Factors on `r` at head_dim 64 and 256. At 192 the factor is √r256.
         rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects.
-        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
-            L2.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
+            `missed_share` explains it.
         reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
         bytes: Bytes of one cached element.
         wide: Shapes with a special kernel. `grouped`: more than 16 query heads per KV head.
             `per_head`: more than 32, and each query head reads the cache separately.
-        cold: Whether the cache is never in the L2, as in serving.
-        rule: Name of the rule by which `split_parts` splits the cache.
+        cold: Whether the KV cache is never in the L2, as in serving. In measurements it may be.
+        rule: Rule by which the kernel splits the cache: FlashAttention-3 (`flash3`, or
+            `flash3_bounded` if the engine limits the parts) or TensorRT-LLM's `xqa`.
         parts: Maximum number of parts into which a kernel splits the cache of one sequence.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
     """
 
     RANGES: ClassVar[str] = """
@@ -308,7 +328,10 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
 def split_parts(
     rule: Rule, max_parts: int, tiles: Array, blocks: Array, length: Array, sms: int
 ) -> Array:
-    """Return the number of parts into which a decode kernel splits the cached tokens of each tile.
+    """Return into how many parts a decode attention kernel splits the cache of each tile.
+
+    A tile is a group of query heads of one sequence. The parts run on several streaming
+    multiprocessors (SMs) at the same time. The rules are:
 
     - flash3_bounded: each SM gets one part, with a tenth to spare (flash-attention,
       hopper/flash_prepare_scheduler.cu).
@@ -318,12 +341,12 @@ def split_parts(
       waves, without rounding (TensorRT-LLM, computeMultiBlockCount of decoderXQAImplCommon.h).
 
     Args:
-        rule: Rule of the kernel.
-        max_parts: Maximum number of parts.
-        tiles: Tiles of the launch.
+        rule: Rule of the kernel, one of the three above.
+        max_parts: Maximum number of parts of a tile.
+        tiles: Number of tiles in the call of the kernel.
         blocks: Blocks of cached tokens that each tile reads.
         length: Cached tokens that each tile reads.
-        sms: SMs of the GPU.
+        sms: Number of SMs of the GPU.
     """
     if rule == "xqa":
         parts = maximum(length / MIN_PART_TOKENS, 1)
@@ -344,26 +367,35 @@ BLOCK_THREADS, SM_THREADS = 512, 2048
 
 
 class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
-    """Time of causal attention of equal prompts, including the write of their keys and values.
+    """Time model of causal attention in the prefill of equal prompts, in one layer on one rank.
 
-    `us` takes batch, q_heads, kv_heads, head_dim, seq_len and window (0 for none). If tokens are
-    cached before the prompt, it also takes the mean number of keys that a query attends to.
+    It includes the write of their keys and values to the KV cache.
+
+    The method `us` takes, in this order: prompts, query heads, KV heads, head width, tokens of a
+    prompt, and tokens of the sliding window (0 for none). If tokens are cached before the prompt,
+    it also takes the mean number of keys that a query attends to. A tile is a block of 128 query
+    rows that one streaming multiprocessor (SM) computes.
 
     Attributes:
         t0: Launches of attention and of the cache write [µs].
-        ec: Share of the datasheet's bf16 or fp8 peak that the products reach at head_dim 128.
+        ec: Share of the datasheet's bf16 or fp8 peak that the matrix products reach at head_dim
+            128.
         a64, wide: Factors on `ec` at head_dim up to 64, and over 128.
         aw: Factor on `ec` under a sliding window.
         tau: Time of a tile in addition to its products [µs].
         tail: Time by which the last SM ends after the mean of all SMs, as a share of the longest
             tile's time.
-        em: Share of the datasheet's bandwidth that queries and outputs reach; each moves once, in
-            two bytes per element.
+        em: Share of the datasheet's bandwidth that reading queries and writing outputs reaches;
+            each moves once, in two bytes per element.
         ew: Share of the datasheet's bandwidth that the cache write reaches; keys and values are
             read and written in two bytes per element.
         block: Time in which a block of threads writes one token [µs].
-        compute: Bytes of an operand of the products.
+        compute: Bytes of one operand element of the products: 2 for bf16, 1 for fp8.
         rows: `packed` tiles contain the query heads of a KV group, `plain` tiles contain one head.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
+        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
+            from its default value.
     """
 
     RANGES: ClassVar[str] = """

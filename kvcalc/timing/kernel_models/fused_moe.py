@@ -141,16 +141,17 @@ TILE_ROWS = (8, 16, 32, 48, 64, 128)  # rows of the tiles that kernels use
 
 
 class ExpertLoad(NamedTuple):
-    """Expected work of the busiest expert-parallel rank in one MoE layer.
+    """Expected work of the busiest expert-parallel rank in one mixture-of-experts (MoE) layer.
 
     A pair is a token on one of its experts, which is one row of the expert's product. A tile is a
     block of rows of one expert that a kernel computes at once.
 
     Attributes:
-        rows: Number of pairs on the rank.
-        touched: Number of experts of the rank with at least one pair.
-        tiles: Number of tiles of the rank if a tile has 8, 16, 32, 48, 64 or 128 rows: one array
-            for each of these sizes.
+        rows: Expected number of pairs on the rank.
+        touched: Expected number of experts of the rank with at least one pair, whose weights are
+            read.
+        tiles: Expected number of tiles of the rank if a tile has 8, 16, 32, 48, 64 or 128 rows: one
+            number or array for each of these sizes.
     """
 
     rows: Array
@@ -159,13 +160,15 @@ class ExpertLoad(NamedTuple):
 
 
 def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> ExpertLoad:
-    """Return the expected load of the busiest of `ranks` ranks under a uniform router.
+    """Return the expected work of the busiest expert-parallel rank in one MoE layer.
+
+    Each token is assumed to pick its experts uniformly at random.
 
     Args:
-        tokens: Tokens of all ranks together.
+        tokens: New tokens of all ranks together.
         top: Experts per token.
         experts: Number of experts of the layer.
-        ranks: Ranks over which whole experts are spread.
+        ranks: Number of ranks over which whole experts are spread.
     """
     local_experts = experts / ranks
     rows = tokens * top / experts
@@ -195,33 +198,42 @@ TilePlan = tuple[Array, Array, Array]  # number of tiles, and rows and columns o
 
 
 class FusedMoe(KernelModel, frozen=True, tag="moe"):
-    """Time of one call of a fused MoE layer on one rank.
+    """Time model of the routed experts of one MoE layer in one call on one rank.
 
-    `us` takes tokens, hidden, inter, topk, experts, moe_tp and moe_ep; then the load of the rank:
-    pairs, touched experts, and tiles of 8, 16, 32, 48, 64 and 128 rows each. If these are missing
-    or 0, the load of a uniform router is used. A pair is a token on one of its experts.
+    The method `us` takes, in this order: tokens of all ranks, hidden width, intermediate width of
+    an expert, experts per token, experts of the layer, and the tensor-parallel and expert-parallel
+    sizes of the experts. Then it may take the load of the rank: pairs, experts with at least one
+    pair, and numbers of tiles with 8, 16, 32, 48, 64 and 128 rows. If the load is missing or 0,
+    tokens pick experts uniformly. A pair is a token on one of its experts. A tile is a block of
+    rows of one expert that one streaming multiprocessor (SM) computes.
 
     Attributes:
         t0: Time of all launches [µs].
-        ec: Share of the datasheet's peak that a full wave of tiles (one on each SM) reaches.
+        ec: Share of the datasheet's peak that a full wave of tiles, one on each SM, reaches.
         em: Share of the datasheet's bandwidth that reading expert weights reaches.
-        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
-            longer time.
+        p: Exponent p of the overlap of compute and memory time, (compute^p + memory^p)^(1/p): 1
+            adds both times, ∞ gives the longer time.
         r: Rate at which one SM reads operands if all SMs read [bytes/µs].
-        r1: Rate of a single tile, which latency limits [bytes/µs].
-        tau: Prologue and epilogue of a tile [µs].
+        r1: Rate at which a single tile reads its operands, which latency limits [bytes/µs].
+        tau: Time of prologue and epilogue of a tile [µs].
         be: Share of the datasheet's bandwidth that permuting, activating, quantising and summing
             reach.
         ts: Time to sort each pair [µs].
         bytes: Bytes of one weight, including scales.
-        compute: Bytes of an operand of the products.
-        gated: Whether an expert has two wide matrices: gate and up.
+        compute: Bytes of one operand element of the products: 2 for bf16, 1 for fp8, 0.5 for fp4.
+        gated: Whether an expert has a gate matrix beside its up matrix.
         tiles: Rule by which the kernel selects the tile of m rows and n columns. `menu` takes the
             fastest of four tiles. `vllm` and `sglang` are the rules of the engines' Triton kernels,
             and `vllm_block` and `sglang_block` their rules for fp8 weights with scales per block.
             `marlin` and `openai` are the rules of these kernels.
-        tuned: (experts of a rank, intermediate width of a rank) of the layers for which the engine
-            ships tuned tiles.
+        tuned: Pairs (experts of a rank, intermediate width on a rank) of the layers for which the
+            engine ships a file of tuned tiles.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
+        SOFTNESS: Relative error of a row above which a fit counts it linearly instead of
+            quadratically.
+        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
+            from its default value.
     """
 
     RANGES: ClassVar[str] = """
@@ -315,15 +327,16 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         return plans
 
     def tile_changes(self, top: int, experts: int, ranks: int) -> tuple[float, ...]:
-        """Return the token counts at which the kernel changes to a larger tile, in ascending order.
+        """Return the token counts beyond which the kernel changes to a larger tile, ascending.
 
-        Each count is the last number of tokens with the smaller tile. One more token uses the
-        larger tile, which may take less time. The result is empty for kernels that try all tiles.
+        A tile is a block of rows of one expert. More tokens than a count use the larger tile, which
+        may take less time. The caller corrects this, so that more tokens never take less time. The
+        result is empty for kernels that try all tiles.
 
         Args:
             top: Experts per token.
             experts: Number of experts of the layer.
-            ranks: Ranks over which whole experts are spread.
+            ranks: Number of ranks over which whole experts are spread.
         """
         tokens_per_row = experts / top  # tokens that give each expert a row
         changes: dict[str, tuple[float, ...]] = {
@@ -402,14 +415,16 @@ ROW_FORMATS = {
 
 
 def moe_kind(dtype: str, kernel: str) -> str:
-    """Return the kind of data of measured expert rows, such as `fp8_block/triton/ungated`.
+    """Return the kind of data of measured MoE experts, such as `fp8_block/triton/ungated`.
+
+    All rows of one kind get one time model.
 
     It consists of the weight format, the kernel if it is known, and `ungated` if experts have no
     gate matrix.
 
     Args:
-        dtype: Weight format in the rows, such as `fp8_block`.
-        kernel: Kernel family, such as `triton`, or the recorded name of a kernel.
+        dtype: Weight format in the measured rows, such as `fp8_block`.
+        kernel: Kernel in the measured rows: a family such as `triton`, or its full name.
     """
     words = kernel.replace("_", " ").split()
     parts = [dtype]
@@ -419,13 +434,13 @@ def moe_kind(dtype: str, kernel: str) -> str:
 
 
 def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
-    """Return the kernel model for expert rows, with its fixed fields.
+    """Return the time model to fit to measured MoE experts, with its fields that are not fitted.
 
-    The result is a pair (class, fields) in a tuple, or () if the weight format is unknown.
+    The result is ((class, fields),), or () if the weight format is unknown.
 
     Args:
-        kind: Kind of data that `moe_kind` returned, such as `fp8_block/triton`.
-        stack: Name of the measured stack, such as `vllm`.
+        kind: Kind of data from `moe_kind`, such as `fp8_block/triton`.
+        stack: Name of the measured engine or kernel library, such as `vllm`.
         gpu: Preset name of the measured GPU, for which tuned tiles are looked up.
     """
     stored, *parts = kind.split("/")
@@ -454,14 +469,17 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
 
 
 def expert_kinds(shape: ExpertsShape) -> tuple[str, ...]:
-    """Return the kinds of data whose kernel models may time these experts, best first.
+    """Return the kinds of data whose time models may time the experts of a layer, best first.
+
+    A kind is a weight format with a kernel, such as `fp8_block/triton`. The first kind in the
+    calibration is used.
 
     If a stack has two kernels for a format, it uses the permuting kernel (FlashInfer, CUTLASS) for
     experts that are spread over ranks. OpenAI's mxfp4 kernels are for experts with biases; experts
     without biases use Marlin.
 
     Args:
-        shape: The experts of one layer.
+        shape: Sizes and weight format of the experts of one layer.
     """
     kernels = "triton oai marlin cutlass flashinfer"
     if shape.ranks > 1:
@@ -481,20 +499,21 @@ MEASURED_RANKS = 8
 
 
 class AllReduce(KernelModel, frozen=True, tag="allreduce"):
-    """Time of an all-reduce, which sums equal arrays of all ranks inside one NVLink domain.
+    """Time model of one all-reduce, which sums equal arrays of all ranks in one NVLink domain.
 
     It is the least time of four kernels: one-shot, two-shot, ring, and from 8 ranks on the
-    reduction in the NVLink switches. `us` takes the number of ranks, and the bytes of one rank's
-    array.
+    reduction in the NVLink switches. The method `us` takes the number of ranks and the bytes of one
+    rank's array.
 
     Attributes:
-        h: Time of each further rank [µs].
+        h: Additional time of each rank after the first [µs].
         a1, a2, a3: Launch and barriers of the one-shot, the two-shot, and the ring or switch kernel
             [µs].
         e1, e2, e3, es: Share of the link's datasheet rate in one direction that the one-shot, the
             two-shot, the ring and the switch kernel reach. e2 and e3 are the shares with four
             ranks.
         g2, g3: Factors on e2 and e3 for each doubling of the ranks.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
     """
 
     RANGES: ClassVar[str] = """

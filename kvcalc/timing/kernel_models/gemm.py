@@ -63,19 +63,23 @@ PARTIALS_RATE = 6e6
 
 
 class Gemm(KernelModel, frozen=True, tag="gemm"):
-    """Time of bf16 GEMMs whose weights are read from memory.
+    """Time model of one bf16 GEMM on one rank, whose weights are read from memory.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16. A wave
-    is one tile of the result on each SM.
+    The method `us` takes m (tokens), n (output width) and k (input width), and then bytes per
+    weight if the weights are not stored in bf16. A tile is a block of the result that one streaming
+    multiprocessor (SM) computes. A wave is one tile on each SM.
 
     Attributes:
         t0: Launch, prologue and epilogue [µs].
         ec: Share of the datasheet's dense peak, about 1 at most, that the products reach.
         em: Share of the datasheet's bandwidth, about 1 at most, that reading weights reaches.
-        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
-            longer time.
-        tr: Time of the second kernel, which adds up the parts of a split of k [µs].
+        p: Exponent p of the overlap of compute and memory time, (compute^p + memory^p)^(1/p): 1
+            adds both times, ∞ gives the longer time.
+        tr: Time of the second kernel that adds up partial results, if k is split among several SMs
+            [µs].
         r: Rate at which one SM reads operands [bytes/µs].
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        TILES: Rows and columns of the tiles from which the kernel library may choose.
     """
 
     RANGES: ClassVar[str] = """
@@ -96,12 +100,12 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     r: float = 1.6e5
 
     def memory_us(self, machine: GpuParameters, weights: Array, others: Array) -> Array:
-        """Return the microseconds of the memory traffic of one GEMM.
+        """Return the microseconds of the memory traffic of one GEMM, without its compute time.
 
         Args:
-            machine: Datasheet figures of the GPU.
-            weights: Bytes of the weights.
-            others: Bytes of inputs and outputs.
+            machine: Datasheet rates of the GPU.
+            weights: Bytes of the weight matrix.
+            others: Bytes of inputs and outputs together.
         """
         return (weights + others) / (self.em * machine.memory)
 
@@ -116,18 +120,24 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         prologue: Any = 0.0,
         stair: Any = 0.0,
     ) -> Array:
-        """Return the least microseconds over all launch plans. A plan is a tile and a split of k.
+        """Return the least microseconds of one GEMM over all tiles and splits of k.
+
+        A tile is a block of the result that one streaming multiprocessor (SM) computes. A split
+        divides k among several SMs, and a second kernel adds up the partial results. The launch
+        time is not included.
 
         All tiles have equal memory traffic, so only the tile with the least compute time counts.
         Splits are tried in ascending order, until combining their parts takes longer than any split
         can save.
 
         Args:
-            machine: Datasheet figures of the GPU.
-            shape: m, n, k, and bytes per weight if the weights are stored in another format.
-            element_bytes: Bytes of an operand of the products.
-            prologue: Microseconds that each wave takes in addition to its products.
-            stair: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
+            machine: Datasheet rates of the GPU.
+            shape: m (tokens), n (output width) and k (input width), and then bytes per weight if
+                the weights are stored in another format than the operands.
+            element_bytes: Bytes of one operand element of the products.
+            prologue: Microseconds that each wave of tiles, one on each SM, takes in addition to its
+                products.
+            stair: Cost of a partial last wave, from 0 (its share of a wave) to 1 (a full wave).
         """
         m, n, k, *stored = shape
         weights = n * k * (stored[0] if stored else element_bytes)
@@ -170,36 +180,42 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
 
 
 def count_waves(tiles: Array, stair: Array | float) -> Array:
-    """Return the number of waves in which the SMs process tiles, at least one.
+    """Return the number of waves, at least 1, in which a GPU processes the tiles of a kernel.
+
+    A wave is one tile on each streaming multiprocessor (SM).
 
     Example: 2.25 tiles per SM are 2.25 waves with stair 0, and 3 waves with stair 1.
 
     Args:
-        tiles: Tiles per SM.
-        stair: Cost of a partial last wave, from 0 to 1. At 0 it costs its share of a wave, at 1 a
-            full wave, and between them a linear mix.
+        tiles: Number of tiles ÷ number of SMs.
+        stair: Cost of a partial last wave, from 0 (its share of a wave) to 1 (a full wave).
     """
     return maximum(1.0, tiles + stair * (ceil(tiles) - tiles))
 
 
 class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
-    """Time of fp8 and fp4 GEMMs with a separate kernel that quantises the bf16 input.
+    """Time model of one fp8 or fp4 GEMM on one rank, with a kernel that quantises its input.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format. A
-    wave is one tile of the result on each SM.
+    The method `us` takes m (tokens), n (output width) and k (input width), and then bytes per
+    weight if the weights are stored in another format. A tile is a block of the result that one
+    streaming multiprocessor (SM) computes. A wave is one tile on each SM.
 
     Attributes:
         bytes: Bytes of one operand element, with scales.
-        t0: Launches, including the quantising kernel [µs].
+        t0: All launches, including that of the quantising kernel [µs].
         ec: Share of the datasheet's dense peak, about 1 at most, that the products reach.
         em: Share of the datasheet's bandwidth, about 1 at most, that reading weights reaches.
-        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
-            longer time.
-        tr: Time of the second kernel, which adds up the parts of a split of k [µs].
+        p: Exponent p of the overlap of compute and memory time, (compute^p + memory^p)^(1/p): 1
+            adds both times, ∞ gives the longer time.
+        tr: Time of the second kernel that adds up partial results, if k is split among several SMs
+            [µs].
         r: Rate at which one SM reads operands [bytes/µs].
-        bq: Share of the datasheet's bandwidth that quantising reaches.
+        bq: Share of the datasheet's bandwidth that quantising the bf16 input reaches.
         pro: Time of scales, prologue and epilogue in each wave [µs].
-        sg: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
+        sg: Cost of a partial last wave, from 0 (its share of a wave) to 1 (a full wave).
+        RANGES: A line for each further fitted parameter, in addition to those of `Gemm`: its name,
+            and its minimum and maximum in a fit.
+        TILES: Rows and columns of the tiles from which the kernel library may choose.
     """
 
     RANGES: ClassVar[str] = """
@@ -226,21 +242,23 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
 
 
 class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
-    """Time of fp8 GEMMs under CUTLASS's fixed choice of tiles by the number of rows m.
+    """Time model of one fp8 GEMM on one rank, if CUTLASS selects the tile by the rows m.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format. A
-    wave is one tile of the result on each SM.
+    The method `us` takes m (tokens), n (output width) and k (input width), and then bytes per
+    weight if the weights are stored in another format. A tile is a block of the result that one
+    streaming multiprocessor (SM) computes. A wave is one tile on each SM.
 
     Attributes:
-        t0: Launches, including the quantising kernel [µs].
+        t0: All launches, including that of the quantising kernel [µs].
         ec: Share of the datasheet's fp8 peak, about 1 at most, that the products reach.
         em: Share of the datasheet's bandwidth, about 1 at most, that reading weights reaches.
-        p: Exponent of the overlap, (compute^p + memory^p)^(1/p): 1 adds both times, ∞ gives the
-            longer time.
-        bq: Share of the datasheet's bandwidth that quantising reaches.
-        row: Time to quantise each row [µs].
-        pro: Time of prologue and epilogue of a tile [µs].
-        sg: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
+        p: Exponent p of the overlap of compute and memory time, (compute^p + memory^p)^(1/p): 1
+            adds both times, ∞ gives the longer time.
+        bq: Share of the datasheet's bandwidth that quantising the bf16 input reaches.
+        row: Time to quantise one row of the input, in addition to its memory traffic [µs].
+        pro: Time of prologue and epilogue of a tile, once per wave [µs].
+        sg: Cost of a partial last wave, from 0 (its share of a wave) to 1 (a full wave).
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
     """
 
     RANGES: ClassVar[str] = """
@@ -281,10 +299,13 @@ MIN_L2_US = 50.0
 
 
 def l2_keeps_weights(machine: GpuParameters) -> bool:
-    """Return whether this GPU's L2 is so large that weights stay in it between measured calls.
+    """Return whether weights stay in this GPU's L2 cache between repeated calls of a GEMM.
+
+    Such calls measure a shorter time than in serving. It is so if the L2 stores more than the
+    memory delivers in 50 µs.
 
     Args:
-        machine: Datasheet figures of the GPU.
+        machine: Datasheet rates and sizes of the GPU.
     """
     return machine.l2 > MIN_L2_US * machine.memory
 
@@ -302,16 +323,22 @@ def _resident_us(
 
 
 class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
-    """Time of bf16 GEMMs whose weights may stay in the L2 cache between measured calls.
+    """Time model of one bf16 GEMM on one rank, whose weights may stay in the L2 between calls.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are not stored in bf16.
+    It is for measurements on GPUs with a large L2 cache, which repeat a call. The method `us` takes
+    m (tokens), n (output width) and k (input width), and then bytes per weight if the weights are
+    not stored in bf16.
 
     Attributes:
-        t0, ec, em, p, tr, r: Launch time, shares, overlap, split time and read rate as in `Gemm`.
-        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
-            L2.
+        t0, ec, em, p, tr, r: Launch time [µs], shares of the peak and of the memory bandwidth that
+            are reached, exponent of the overlap, time to add up the parts of a split of k [µs], and
+            rate at which one SM reads operands [bytes/µs], as in `Gemm`.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
+            `missed_share` explains it.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
+        RANGES: A line for each further fitted parameter, in addition to those of `Gemm`: its name,
+            and its minimum and maximum in a fit.
     """
 
     RANGES: ClassVar[str] = """
@@ -327,17 +354,22 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
 
 
 class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resident"):
-    """Time of fp8 and fp4 GEMMs whose weights may stay in the L2 cache between measured calls.
+    """Time model of one fp8 or fp4 GEMM on one rank, whose weights may stay in the L2.
 
-    `us` takes m, n and k, and then bytes per weight if the weights are stored in another format.
+    It is for measurements on GPUs with a large L2 cache, which repeat a call. The method `us` takes
+    m (tokens), n (output width) and k (input width), and then bytes per weight if the weights are
+    stored in another format.
 
     Attributes:
-        t0, ec, em, p, tr, r, bq, sg, bytes: The same quantities as in `QuantizedGemm`. `pro` is 0
-            and not fitted.
-        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
-            L2.
+        t0, ec, em, p, tr, r, bq, sg, bytes: Launch time, shares, overlap, rates, quantising,
+            partial waves and bytes of an operand element, as in `QuantizedGemm`. Its `pro`, the
+            prologue of a wave, is 0 here and not fitted.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
+            `missed_share` explains it.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
+        RANGES: A line for each further fitted parameter, in addition to those of `QuantizedGemm`:
+            its name, and its minimum and maximum in a fit.
     """
 
     RANGES: ClassVar[str] = """

@@ -21,15 +21,15 @@ from kvcalc.records import Settings
 
 
 class GpuParameters(NamedTuple):
-    """Datasheet figures of one GPU in the units of kernel models.
+    """Datasheet rates and sizes of one GPU, per microsecond, as time models of kernels use them.
 
     Attributes:
         memory: Memory bandwidth [bytes/µs].
-        bf16, fp8, fp4: Dense matrix peaks [FLOP/µs]. A missing unit has the rate of the next wider
-            dtype.
+        bf16, fp8, fp4: Dense matrix peaks [FLOP/µs]. If the GPU has no unit for a dtype, this is
+            the peak of the next wider dtype.
         sms: Number of streaming multiprocessors.
         l2: Size of the L2 cache [bytes].
-        link: Rate to other GPUs in one direction [bytes/µs].
+        link: Rate from one GPU to other GPUs of its node, in one direction [bytes/µs].
     """
 
     memory: float
@@ -41,9 +41,9 @@ class GpuParameters(NamedTuple):
     fp4: float = 0.0
 
     def peak(self, element_bytes: float) -> float:
-        """Return the dense matrix peak in FLOP/µs for operands of a width.
+        """Return the dense matrix peak in FLOP/µs for operands with the given bytes per element.
 
-        The peak is of fp4 below one byte, of fp8 for one byte, otherwise of bf16.
+        Below 1 byte it is the peak of fp4, at 1 byte that of fp8, otherwise that of bf16.
 
         Args:
             element_bytes: Bytes of one operand element, without scales.
@@ -52,7 +52,7 @@ class GpuParameters(NamedTuple):
 
 
 def figures_of(gpu: Gpu) -> GpuParameters:
-    """Return the datasheet figures of `gpu`, in the units of kernel models (bytes/µs, FLOP/µs).
+    """Return the datasheet rates of a GPU in bytes/µs and FLOP/µs, for time models of kernels.
 
     Args:
         gpu: GPU preset.
@@ -91,12 +91,14 @@ Array = Any  # a number, or a NumPy array of numbers
 
 
 class Range(NamedTuple):
-    """Range of one fitted parameter, in the parameter's unit. All three numbers are positive.
+    """Limits of one parameter of a time model in a fit, in the parameter's unit.
+
+    All three numbers are positive.
 
     Attributes:
         minimum: Smallest value that a fit may give.
         maximum: Largest value that a fit may give.
-        typical: Default value of the field, near which the fit starts.
+        typical: Default value of the parameter, near which the fit starts.
     """
 
     minimum: float
@@ -107,17 +109,23 @@ class Range(NamedTuple):
 class KernelModel(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="form"
 ):
-    """Base class of kernel models. Fields with a range are fitted; other fields select a form.
+    """Base class of time models of GPU kernels, such as GEMMs and attention.
+
+    An object is a model of one kernel on one GPU model. Its fields are parameters. Those with a
+    line in `RANGES` are fitted to measured times. The others select a form of the model or state a
+    size.
 
     Attributes:
-        RANGES: A line per fitted parameter: its name, minimum and maximum. A subclass inherits the
-            lines of its base class. A parameter with the default value 0 is not fitted.
-        CHOICES: Alternative values of the fields that select a form, each as a dict. A fit tries
-            each of them.
-        SOFTNESS: Relative error of a row at which the loss of a fit changes from quadratic to
-            linear.
-        PRIOR_DEVIATION: Number of e-folds from its typical value at which a parameter costs as much
-            as an error of SOFTNESS in one row; 0 for no cost.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit. A
+            subclass inherits the lines of its base class. A parameter with the default value 0 is
+            not fitted.
+        CHOICES: Forms of the model that a fit tries, each as a dict with values of fields that are
+            not fitted.
+        SOFTNESS: Relative error of a measured row above which a fit counts it linearly instead of
+            quadratically, so that outliers count less.
+        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
+            from its default value; 0 for no penalty. At this distance, it counts about as much as
+            an error of SOFTNESS in one row.
     """
 
     RANGES: ClassVar[str] = ""
@@ -126,19 +134,22 @@ class KernelModel(
     PRIOR_DEVIATION: ClassVar[float] = 0.0
 
     def us(self, machine: GpuParameters, *shape: Array) -> Array:
-        """Return the microseconds of one call on a GPU.
+        """Return the predicted microseconds of one call of the kernel on one GPU.
 
         Args:
-            machine: Datasheet figures of the GPU.
-            shape: Sizes of the call, as numbers or arrays of equal shape. The class docstring gives
-                their order, such as m, n and k for GEMMs.
+            machine: Datasheet rates and sizes of the GPU.
+            shape: Sizes of the call, as numbers or arrays of equal shape. The docstring of each
+                subclass gives their order, such as m, n and k for GEMMs.
         """
         raise NotImplementedError
 
     @classmethod
     @cache
     def ranges(cls) -> dict[str, Range]:
-        """Return the range of each fitted parameter by name, in the order of the fields."""
+        """Return the minimum, maximum and typical value of each fitted parameter, by its name.
+
+        The parameters are in the order of the fields.
+        """
         limits: dict[str, tuple[float, float]] = {}
         for base in reversed(cls.__mro__):
             for line in vars(base).get("RANGES", "").strip().splitlines():
@@ -153,7 +164,7 @@ class KernelModel(
 
 
 def attended_tokens(length: Array, window: Array) -> Array:
-    """Return the number of cached tokens that a query attends to: `length`, but at most `window`.
+    """Return the number of cached tokens that a query attends to: at most those of the window.
 
     Args:
         length: Cached tokens of the sequence.
@@ -163,24 +174,28 @@ def attended_tokens(length: Array, window: Array) -> Array:
 
 
 def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
-    """Return the share of bytes, from 0 to 1, that must be read from memory and not from the L2.
+    """Return the share of a kernel's bytes, from 0 to 1, that is not in the L2 cache.
 
-    The call before this one read the same bytes, so part of them may still be in the L2. The share
-    is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½ if `read` is cap·l2.
+    This share must be read from memory.
+
+    Measurements repeat a call, so part of its bytes may still be in the L2. The share is 1 / (1 +
+    (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½ if `read` is cap·l2.
 
     Args:
-        read: Bytes that the call reads.
+        read: Bytes that one call reads.
         cap: Fitted part of the L2 that repeated calls can use. 1 is the whole L2.
         l2: Size of the L2 in bytes.
-        is_cold: Whether the L2 has none of the bytes, as in serving.
+        is_cold: Whether the L2 has none of the bytes, as in serving, where other kernels run
+            between two calls.
     """
     return 1.0 if is_cold else 1 / (1 + (cap * l2 / read) ** 6)
 
 
 def width_factor(head_dim: Array, at_64: float, at_256: float) -> Array:
-    """Return the factor on a rate that was fitted at head_dim 128.
+    """Return the factor on a kernel's read rate for head widths other than 128.
 
-    The factor is at_64 for widths up to 64, 1 up to 128, √at_256 up to 192, and at_256 above 192.
+    The rate was fitted at head width 128. The factor is at_64 for widths up to 64, 1 up to 128,
+    √at_256 up to 192, and at_256 above 192.
 
     Args:
         head_dim: Head width in elements.
@@ -192,15 +207,16 @@ def width_factor(head_dim: Array, at_64: float, at_256: float) -> Array:
 
 
 def pnorm(p: float, a: Array, b: Array) -> Array:
-    """Return (a^p + b^p)^(1/p), the time of two overlapping activities, in the unit of `a`.
+    """Return (a^p + b^p)^(1/p), the time of two activities that partly overlap.
 
     With p = 1 they run one after the other, which gives a + b. With growing p the result approaches
     max(a, b), a perfect overlap.
 
     Args:
-        p: Exponent of the overlap, at least 1.
+        p: Exponent of the overlap, at least 1; without a unit.
         a: Time of one activity, such as compute.
-        b: Time of the other activity, such as memory traffic, in the same unit.
+        b: Time of the other activity, such as memory traffic, in the unit of `a`. The result has
+            this unit too.
     """
     high = maximum(a, b)
     low = minimum(a, b)

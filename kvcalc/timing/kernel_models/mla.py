@@ -61,26 +61,29 @@ COMBINE_US = 2.5  # time of the kernel that combines a split
 
 
 class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
-    """Time of one decode step of latent attention (MLA) in the absorbed form.
+    """Time model of absorbed latent attention (MLA) in one decode step, in one layer on one rank.
 
-    `us` takes batch, q_heads of the rank and kv_len.
+    In the absorbed form, all heads read the same cached latents. The method `us` takes, in this
+    order: sequences, query heads of the rank, and cached tokens per sequence. A tile is up to 64
+    heads of one sequence, on one streaming multiprocessor (SM).
 
     Attributes:
         t0: Launch, prologue and cache write [µs].
-        tau: Time of a tile in addition to its read [µs]. A tile is 64 heads of one sequence.
+        tau: Time of a tile in addition to its read and products [µs].
         r: Rate at which one SM reads latents [bytes/µs].
-        ec: Share of the datasheet's bf16 peak that the products reach.
-        cap: Fitted part of the L2 that repeated calls can use, as in `missed_share`; 1 is the whole
-            L2.
+        ec: Share of the datasheet's bf16 peak that the matrix products reach.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
+            `missed_share` explains it.
         tramp: Ramp-up and tail of the memory traffic [µs].
-        cast: Memory traffic before the attention, as a multiple of the cache's bytes. Converting an
-            fp8 cache to bf16 reads it once and writes twice its bytes. A bf16 cache needs almost
-            none.
-        reach: Share of the datasheet's bandwidth that a long read reaches.
-        h32, h64: Relative speed of kernels for 17 to 32 and for 33 to 64 heads, if they use several
-            tiles for one cache; 1 is the speed for 16 heads.
+        cast: Memory traffic before the attention, as a multiple of the bytes of the cached latents.
+            Converting an fp8 cache to bf16 reads it once and writes twice its bytes. A bf16 cache
+            needs almost none.
+        reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
+        h32, h64: Speed of the kernels for 17 to 32 and for 33 to 64 heads, relative to that for 16
+            heads, if they use several tiles for one cache.
         bytes: Bytes of one cached element.
-        cold: Whether the cache is never in the L2, as in serving.
+        cold: Whether the KV cache is never in the L2, as in serving. In measurements it may be.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
     """
 
     RANGES: ClassVar[str] = """
@@ -132,24 +135,34 @@ WIDTHS_OF_FORMS = {"expanded": 192 + 128, "absorbed": 576 + 512}
 
 
 class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
-    """Time of causal latent attention of `batch` prompts of seq_len tokens, with q_heads heads.
+    """Time model of causal latent attention (MLA) in the prefill of equal prompts.
 
-    `us` takes batch, q_heads and seq_len. With cached tokens before the prompt, or with other
-    widths than DeepSeek-V3's, it takes two more arrays. They are the mean number of keys that a
-    query attends to, and the width of a key and a value together.
+    It is for one layer on one rank.
+
+    The method `us` takes, in this order: prompts, query heads of the rank, and tokens of a prompt.
+    With cached tokens before the prompt, or with other widths than DeepSeek-V3's, it takes two more
+    numbers: the mean number of keys that a query attends to, and the width of a key and a value
+    together. A tile is a block of query rows that one streaming multiprocessor (SM) computes. A
+    wave is one tile on each SM.
 
     Attributes:
         t0: Launches [µs].
-        ec: Share of the datasheet's peak that the products reach.
-        em: Share of the datasheet's bandwidth that queries, keys, values and outputs reach.
+        ec: Share of the datasheet's peak that the matrix products reach.
+        em: Share of the datasheet's bandwidth that moving queries, keys, values and outputs
+            reaches.
         tau: Time of a tile in addition to its products [µs].
         cast: Memory traffic for the latents of all tokens in addition to the attention, as a
             multiple of their bytes in bf16. It is the cache write, and conversions of an fp8 cache.
-        compute: Bytes of an operand of the products.
-        attends: Form of the attention: expanded or absorbed.
+        compute: Bytes of one operand element of the products: 2 for bf16, 1 for fp8.
+        attends: Form of the attention: `expanded` (each head has its own keys and values) or
+            `absorbed` (all heads use the latents).
         tiles: Form of the query tiles: `plain` tiles have rows of one head, `packed` tiles of
             several.
-        stair: Cost of a partial last wave: 0 its share of a wave, 1 a full wave.
+        stair: Cost of a partial last wave, from 0 (its share of a wave) to 1 (a full wave).
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
+        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
+            from its default value.
     """
 
     RANGES: ClassVar[str] = """
@@ -214,34 +227,42 @@ HOST_RATIO = 1.7
 
 
 class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
-    """Time of one decode step of a DeepSeek-sparse-attention module in one layer.
+    """Time model of a DeepSeek-sparse-attention module in one decode step, on one rank.
 
-    The module contains projections, indexer, top-k and attention over the selected latents.
+    The module is the attention part of one layer: projections, indexer, top-k and attention over
+    the selected latents.
 
-    `us` takes batch, q_heads of the rank and kv_len; then the layer's hidden size, q_lora_rank,
-    kv_lora_rank, rope, nope and value widths, index heads (0 without an indexer) and their width,
-    and top-k.
+    The method `us` takes, in this order: sequences, query heads of the rank, and cached tokens per
+    sequence; then sizes of the layer: hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE and value
+    widths, index heads (0 without an indexer), their width, and tokens that the top-k selects. A
+    tile is up to 64 heads of one sequence, on one streaming multiprocessor (SM).
 
     Attributes:
         t0: Launches of projections and attention [µs].
-        ti: Time of the indexer's launches [µs].
-        t1: Time of small kernels, for each doubling of the sequences [µs].
+        ti: Time of the launches of the indexer's kernels [µs].
+        t1: Time of small kernels, for each doubling of the number of sequences [µs].
         em: Share of the datasheet's bandwidth that reading weights reaches.
-        a1: Additional time of each sequence, without its heads [µs].
+        a1: Additional time of each sequence, of which more heads take more [µs]. A sequence takes
+            a1 · (1 + query heads / `heads`).
         ei: Share of the datasheet's bandwidth that reading index keys reaches.
-        kt: Time of the top-k, in every wave of sequences [µs].
+        kt: Time of the top-k in every wave, which is one sequence on each SM [µs].
         ta: Time of an attention tile in addition to its read [µs]. A tile is 64 heads of a
             sequence.
-        ts: Time in which a tile reads one token [µs].
+        ts: Time in which a tile reads one selected token [µs].
         he: Minimum time of a module without an indexer if the batch has no CUDA graph, because the
-            host launches each kernel [µs].
-        bytes: Bytes of a weight of the projections, with scales.
+            CPU then launches each kernel [µs].
+        bytes: Bytes of one weight of the projections, with scales.
         graphs: Maximum number of sequences for which the engine has a CUDA graph; 0 if it has one
             for every batch.
-        heads: Number of query heads whose time is `a1`, so a sequence takes a1 · (1 + q_heads /
-            heads).
+        heads: Number of query heads that add as much time to a sequence as `a1`.
         walk: `whole` if one SM reads all tokens of a tile, `shared` if all SMs share them.
-        host: Factor on `he` for a module with an indexer.
+        host: Factor on `he` if the module has an indexer.
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
+        SOFTNESS: Relative error of a row above which a fit counts it linearly instead of
+            quadratically.
+        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
+            from its default value.
     """
 
     RANGES: ClassVar[str] = """
@@ -314,40 +335,43 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
     def scores_us(
         self, machine: GpuParameters, batch: Array, length: Array, width: Array
     ) -> Array:
-        """Return the microseconds in which the indexer reads its index keys, without its launches.
+        """Return the microseconds in which the indexer of one layer reads its cached index keys.
+
+        The launches of the indexer's kernels are not included.
 
         Args:
-            machine: Datasheet figures of the GPU.
+            machine: Datasheet rates of the GPU.
             batch: Number of sequences.
             length: Cached tokens of each sequence.
-            width: Elements of an index key; each takes one byte.
+            width: Elements of an index key of one token; each takes one byte.
         """
         return (width + SCALE) * batch * length / (self.ei * machine.memory)
 
     def top_k_us(
         self, machine: GpuParameters, batch: Array, length: Array, top: Array
     ) -> Array:
-        """Return the microseconds of the top-k over the index scores; 0 if every token is selected
-        anyway.
+        """Return the microseconds in which one layer selects the tokens with the highest scores.
+
+        They are 0 if every token is selected anyway.
 
         Args:
-            machine: Datasheet figures of the GPU.
+            machine: Datasheet rates and sizes of the GPU.
             batch: Number of sequences.
             length: Cached tokens of each sequence.
-            top: Number of tokens that are selected.
+            top: Number of tokens that are selected per sequence.
         """
         waves = maximum(1.0, batch / machine.sms)
         return where(length > top, waves * (self.kt + TOP_K_US * length), 0.0)
 
 
 def weights_of(heads: Array, *widths: Array) -> tuple[Array, Array]:
-    """Return two numbers of weights of a latent-attention module on one rank.
+    """Return two counts of weights of one layer's latent attention (MLA) on one rank.
 
     The first is the number of weights in the projections, including the indexer's. The second is
     the number of weights in the two absorbed matrices, W_UK and W_UV.
 
     Args:
-        heads: Query heads of the rank.
+        heads: Query heads on the rank.
         widths: Hidden size, q_lora_rank, kv_lora_rank, RoPE, NoPE and value widths, index heads (0
             without an indexer), and the width of an index key.
     """
@@ -366,19 +390,25 @@ WIDTHS = (7168, 1536, 512, 64, 128, 128)
 
 
 class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
-    """Time of one MLA module in a decode step: its given kernels, plus the small kernels between
-    them.
+    """Time model of latent attention (MLA) with all its kernels in one decode step of one layer.
 
-    The small kernels are norms, RoPE, quantisation, copies and the cache write. Only their overhead
-    is fitted. `us` takes batch, q_heads, kv_len, and the microseconds of the module's GEMMs and
+    The time is that of the GEMMs and the attention, which other models predict, plus an overhead
+    for the small kernels between them. The small kernels are norms, RoPE, quantisation, copies and
+    the cache write. Only their overhead is fitted. The method `us` takes, in this order: sequences,
+    query heads of the rank, cached tokens per sequence, and the microseconds of the GEMMs and the
     attention.
 
     Attributes:
-        t0: Fixed microseconds of a module.
-        t1: Microseconds for each doubling of the tokens.
-        th: Microseconds for each head.
-        tb: Microseconds for each token.
-        tbh: Microseconds for each head of each token.
+        t0: Fixed overhead [µs].
+        t1: Overhead for each doubling of the number of new tokens [µs].
+        th: Overhead for each head [µs].
+        tb: Overhead for each new token [µs].
+        tbh: Overhead for each head of each new token [µs].
+        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
+        SOFTNESS: Relative error of a row above which a fit counts it linearly instead of
+            quadratically.
+        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
+            from its default value.
     """
 
     RANGES: ClassVar[str] = """
@@ -398,11 +428,13 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
     tbh: float = 1e-3
 
     def overhead_us(self, tokens: Array, heads: Array) -> Array:
-        """Return the microseconds of the small kernels in one decode step.
+        """Return the microseconds of the small kernels of one layer's MLA in one decode step.
+
+        They are norms, RoPE, quantisation, copies and the cache write.
 
         Args:
-            tokens: New tokens of all sequences. More than 1,024 count as 1,024.
-            heads: Query heads of the rank.
+            tokens: New tokens of all sequences together. More than 1,024 count as 1,024.
+            heads: Query heads on the rank.
         """
         tokens = clip(tokens, 1, MAX_TOKENS)
         fixed = self.t0 + self.t1 * log2(tokens) + self.th * heads
