@@ -48,9 +48,9 @@ class Limits(NamedTuple):
 
     Attributes:
         max_num_seqs: Maximum number of sequences that run at the same time on the rank.
-        max_num_batched_tokens: Maximum number of new tokens (prompt tokens and one per decoding
-            sequence) in one forward pass of the rank. With several pipeline stages it is the
-            maximum of one micro-batch, and a pass has one micro-batch per stage.
+        max_num_batched_tokens: Maximum number of new tokens (prompt tokens, and one per decoding
+            sequence) in one forward pass. With several pipeline stages, it is per micro-batch, and
+            a pass has one micro-batch per stage.
     """
 
     max_num_seqs: int = 256
@@ -66,7 +66,7 @@ class Scheduling(NamedTuple):
         whole_prompts: Whether a prompt is processed in one pass, together with other prompts up to
             the maximum tokens of a pass (TensorRT-LLM). Otherwise it is processed in chunks (vLLM).
         reserve: Share of a request's output tokens, from 0 to 1, for which KV cache must be free
-            when the request is admitted. With 0 only the prompt must fit. With 1 no request is ever
+            when the request is admitted. At 0 only the prompt must fit. At 1 no request is
             preempted.
         wait_passes: Maximum number of consecutive decode passes during which arrived prompts wait,
             so that more prompts can share a pass; 0 if prompts never wait.
@@ -118,10 +118,8 @@ class Decoding:
         pool: KV cache memory of the rank, which gives the bytes of a sequence by its tokens.
         drafting: Settings of speculative decoding; None without a draft.
         log: Log of the rank, which counts verified drafts.
-        rng: NumPy random generator that decides how many draft tokens are accepted; None without a
-            draft.
-        running: The sequences as `RunningRequest` objects, in the order in which they began to
-            decode.
+        rng: NumPy generator that decides how many draft tokens are accepted; None without a draft.
+        running: The sequences (`RunningRequest`), in the order in which they began to decode.
         cached: Cached tokens of each sequence now, as an int64 array [sequences].
         remaining: Tokens that each sequence still has to generate, as an int64 array [sequences].
     """
@@ -147,8 +145,7 @@ class Decoding:
     def needed(self) -> int:
         """Return the KV cache bytes that all decoding sequences need after one more token each.
 
-        The bytes are allocated bytes, summed over the sequences, on the rank's GPU with the most
-        cache bytes. The result includes the bytes that they have now.
+        They are allocated bytes of the rank's GPU with the most, including those allocated now.
         """
         return int(self.pool.allocated[self.cached + 1].sum())
 
@@ -198,13 +195,13 @@ class Decoding:
         """Return the number of decode passes that can be simulated in one step.
 
         During these passes the set of sequences does not change. It changes if a sequence has its
-        last token, or if memory does not suffice for one more pass. The number is at least 1 and at
-        most `max_passes`. With a draft it is 1.
+        last token, or if memory does not suffice for one more pass. The number is from 1 to
+        `max_passes`. With a draft it is 1.
 
         Args:
             max_passes: Maximum number of passes.
-            free_bytes: KV cache bytes that all decoding sequences together may allocate, including
-                the bytes that they have already.
+            free_bytes: KV cache bytes for all decoding sequences together, including those
+                allocated now.
         """
         passes = 1 if self.drafting else min(int(self.remaining.min()), max_passes)
         if passes == 1:
@@ -225,13 +222,13 @@ class Decoding:
             passes: Number of forward passes; each adds one token to every sequence, or several with
                 a draft.
             line: Seconds of each of these passes.
-            other_allocated: KV cache bytes allocated for the rank's requests that do not decode,
-                such as prompts in progress.
+            other_allocated: KV cache bytes allocated for other requests of the rank, which do not
+                decode.
             other_stored: Part of `other_allocated` that contains tokens.
 
         Returns:
-            A pair. First, the KV cache bytes of all requests of the rank during the passes,
-            including the other requests. Second, the requests that are complete.
+            The KV cache bytes of all requests of the rank during the passes, including others. And
+            the requests that are complete.
         """
         if self.drafting:
             gained = self.drafting.draw_tokens(self.rng, self.count).clip(max=self.remaining)
@@ -272,8 +269,8 @@ class ServerSetup(NamedTuple):
         steps: Timer that returns the seconds of each forward pass.
         limits: Maximum sequences and maximum tokens per pass of one rank.
         scheduling: How the engine fills its forward passes with prompts and decodes.
-        prefix_hit_rate: Share of each prompt, from 0 to 1, that a rank's prefix cache contains; 0
-            without a prefix cache.
+        prefix_hit_rate: Share of each prompt, from 0 to 1, that the prefix cache contains; 0 for
+            none.
     """
 
     pool: Pool
@@ -432,18 +429,15 @@ class Continuous(RankServer):
         decoding: Requests that decode.
         scheduling: How the engine fills its passes with prompts and decodes.
         prefixes: The simulated prefix cache; None if the server has none.
-        allocated: Bytes that the cache allocates for one request, indexed by the request's cached
+        allocated: Bytes allocated for one request, indexed by its cached tokens.
+        stored_bytes: Part of `allocated` that contains tokens, indexed by a request's cached
             tokens.
-        stored_bytes: Bytes of one request that contain tokens, indexed by the request's cached
-            tokens.
-        admitted: Number of admissions so far. A request counts again if it is admitted again after
-            a preemption.
+        admitted: Number of admissions so far. A preempted request counts again.
         prefill_bytes: Bytes allocated for the requests in `prefilling`, minus the bytes that
             running requests save by sharing prefixes.
         reserved: Bytes reserved for all admitted requests together, under `Scheduling.reserve`.
         waited: Number of consecutive decode passes for which prompts have waited for more prompts.
-        horizon: Simulated time in seconds until which all arrivals are known. The simulation does
-            not run several passes at once beyond it.
+        horizon: Simulated time in seconds until which all arrivals are known.
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:

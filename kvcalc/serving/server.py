@@ -40,17 +40,12 @@ PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 def summary(
     served: Served, budget: int, slo_ttft: float = 0.0, slo_tpot: float = 0.0
 ) -> Record:
-    """Return the metrics of a simulated run by JSON key: throughput, latencies, goodput and cache.
-
-    Examples: `throughput_tokens_per_s`, `ttft_p99_s`, `goodput_requests_per_s`, `kv_peak` and
-    `preemptions`. Latencies are of completed requests.
+    """Return the metrics of a simulated run by JSON key, such as `ttft_p99_s` and `kv_peak`.
 
     Args:
-        served: The simulation: the requests with their times, and the sums over the passes of each
-            rank.
-        budget: Bytes for the KV cache on the GPU of a rank, to which the peak use is compared.
-        slo_ttft, slo_tpot: Targets in seconds for the time to first token (TTFT) and the time per
-            output token (TPOT) of a request. 0 means no target.
+        served: All requests with their times, and the sums over the passes of each rank.
+        budget: Bytes for the KV cache on one GPU, of which `kv_peak` is the share used at the peak.
+        slo_ttft, slo_tpot: Targets for TTFT and TPOT in seconds, for the goodput; 0 for none.
     """
     requests, logs, times = served.requests, served.logs, served.times
 

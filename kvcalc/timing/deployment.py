@@ -46,9 +46,8 @@ MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured serve
 
 
 class HostTransfer(NamedTuple):
-    """Weights that one forward pass reads from CPU memory, and the time that this takes.
+    """Weights that one forward pass reads from CPU memory (`cpu_offload_gb`), and the time for it.
 
-    Weights are in CPU memory if vLLM's option `cpu_offload_gb` moves them there.
 
     Attributes:
         read_bytes: Bytes that cross the link from CPU memory to one GPU of each pipeline stage,
@@ -96,12 +95,11 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         host_weights: Bytes of one GPU's weights that are in CPU memory. A pass reads the weights
             that it needs over the link to the CPU. In a bound, it reads them in parallel with other
             work; in a prediction, after the other work.
-        nodes: Number of nodes over which the replica is spread; 0 for as few as the GPU's link
-            allows.
+        nodes: Number of nodes of the replica; 0 for as few as the GPU's link allows.
         engine: Name of the engine whose memory rules and times are used.
         engine_version: Version of the engine, such as `0.11.0`; '' for the latest.
-        is_server: Whether a server with a queue of requests runs the passes. In bounds, prompts are
-            then divided into chunks, so that all pipeline stages work at the same time.
+        is_server: Whether a server runs the passes. In bounds, prompts are then divided into
+            chunks, so that all pipeline stages work at the same time.
     """
 
     model: Model
@@ -136,10 +134,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return this deployment with `is_server` set.
-
-        Its forward passes are then timed as those of a server with a queue of requests.
-        """
+        """Return this deployment with `is_server` set, so that passes are timed as a server's."""
         return replace(self, is_server=True)
 
     @property
@@ -155,6 +150,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def ranks(self) -> Parallelism:
         """Return the parallelism with `per_node` set: the number of ranks that one link connects.
 
+        It stays 0 if one link connects all ranks of the replica.
+
         It is set only if the replica spans several link domains or nodes.
 
         Raises:
@@ -165,10 +162,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
     @property
     def basis(self) -> str:
-        """Return the printed name of what times are based on.
-
-        Examples: `vllm 0.24.0 calibration`, or `datasheet` without a calibration.
-        """
+        """Return what times are based on, such as `vllm 0.24.0 calibration` or `datasheet`."""
         if not self.calibration:
             return "datasheet"
         source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
@@ -310,13 +304,12 @@ class TimedDeployment(msgspec.Struct, frozen=True):
 
         Args:
             operators: Operators of the pass through all pipeline stages.
-            measured: Whether to use the measured rate of the link to the CPU instead of the
-                documented one. None uses the measured rate for predictions and the documented one
-                for bounds.
+            measured: Whether to use the measured rate of the link to the CPU, not the documented
+                one. None uses it for predictions only, not for bounds.
 
         Raises:
-            UserError: Weights are in CPU memory, but the GPU preset gives no rate of the link to
-                the CPU.
+            UserError: Weights are in CPU memory, but the preset gives no rate of the link to the
+                CPU.
         """
         if not self.host_weights:
             return HostTransfer()
@@ -416,8 +409,8 @@ def _layer_weights(operators: Sequence[Operator]) -> Any:
 def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
     """Return the parallelism with `per_node` set: the number of ranks that one GPU link connects.
 
-    Collectives over more ranks then use the slower rate between nodes. If one link connects all
-    ranks, the parallelism is returned unchanged.
+    Collectives over more ranks then use the rate between nodes. If one link connects all ranks, the
+    parallelism is returned unchanged.
 
     Args:
         ranks: Tensor-, pipeline-, data- and expert-parallel sizes of one replica.
@@ -559,8 +552,6 @@ def pass_records(
     - `engine_overhead` is the time that the engine adds to the kernels of the pass.
     - `module_overhead` follows the operators of a sparse-attention module. It is the module's
       measured time minus the time of these operators.
-
-    With a calibration, the time of the total is the sum of the times in the other records.
 
     Args:
         bounds: Operators of the pass, with their minimum times from the datasheet.

@@ -62,8 +62,7 @@ def fit(
 ) -> ModelFit:
     """Return the time model of a kernel that predicts measured times best.
 
-    All forms that the class names in `CHOICES` are fitted, and the one with the least loss of
-    `FitObjective` is returned.
+    All forms in the class's `CHOICES` are fitted. The one with the least `FitObjective` wins.
 
     Args:
         model_class: Class of the time model to fit, such as `Gemm`.
@@ -75,8 +74,7 @@ def fit(
         starts: Number of points from which the search for the best parameters starts.
         similar_model: A fitted time model of a similar kernel, if there are few rows. Its form is
             used, and the fit stays near its parameters.
-        fixed: Fields of the class that are not fitted, with their values, such as the bytes of an
-            element.
+        fixed: Fields that are not fitted, with their values, such as the bytes of an element.
     """
     import numpy as np
 

@@ -88,12 +88,11 @@ def operator_seconds(
 ) -> list[OperatorTime]:
     """Return the predicted time of each operator of a forward pass, at least its datasheet bound.
 
-    If an operator has arrays, it takes 0 seconds at each element at which it has no work.
+    If costs are arrays, an operator takes 0 seconds at the elements at which it has no work.
 
     Args:
         operators: Operators of the pass, with the costs of one GPU.
-        calibration: Fitted time models of kernels, measured on `gpu` or on another GPU model.
-        gpu: The GPU model on which the pass runs.
+        gpu, calibration: The GPU model, and time models measured on it or on another GPU model.
 
     Raises:
         UserError: The GPU preset lacks a rate or size that time models need.

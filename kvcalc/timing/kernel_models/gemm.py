@@ -3,7 +3,8 @@
 Libraries of kernels (`Gemm`, `QuantizedGemm`). A library selects the tile tm × tn of one kernel,
 and a split s of k. The compute time of this plan is the number of waves of tiles over the SMs times
 the time of a tile. The memory time is the traffic of both operands and the result, which is equal
-for all plans.
+for all plans. Splits are tried in ascending order, until combining their parts takes longer than
+any split can save.
 
     waves   = max(1, x + sg·(⌈x⌉ − x)),  x = ⌈m/tm⌉·⌈n/tn⌉·s / SMs
     tile    = max(2·tm·tn·k/s / (ec·P/SMs), (tm + tn)·(k/s)·bytes / r) + pro
@@ -123,20 +124,14 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         """Return the least microseconds of one GEMM over all tiles and splits of k.
 
         A tile is a block of the result that one streaming multiprocessor (SM) computes. A split
-        divides k among several SMs, and a second kernel adds up the partial results. The launch
-        time is not included.
-
-        All tiles have equal memory traffic, so only the tile with the least compute time counts.
-        Splits are tried in ascending order, until combining their parts takes longer than any split
-        can save.
+        divides k among several SMs. The time to add up partial results is included.
 
         Args:
             machine: Datasheet rates of the GPU.
             shape: m (tokens), n (output width) and k (input width), and then bytes per weight if
                 the weights are stored in another format than the operands.
             element_bytes: Bytes of one operand element of the products.
-            prologue: Microseconds that each wave of tiles, one on each SM, takes in addition to its
-                products.
+            prologue: Microseconds per wave (one tile on each SM) in addition to its products.
             stair: Cost of a partial last wave, from 0 (its share of a wave) to 1 (a full wave).
         """
         m, n, k, *stored = shape
