@@ -168,9 +168,8 @@ def shown_in() -> str:
 def format_bytes(count: float, digits: int = 2) -> str:
     """Return a number of bytes as text, such as '1.00 GiB' for 2^30.
 
-    Units are binary by default: 1536 gives '1.50 KiB'.
-
-    In a `bytes_shown_in` block, 2^30 gives '1.07 GB' (si) or '1,073,741,824 B' (bytes).
+    Units are binary by default: 1536 gives '1.50 KiB'. In a `bytes_shown_in` block, 2^30 gives
+    '1.07 GB' (si) or '1,073,741,824 B' (bytes).
 
     Args:
         count: Number of bytes.

@@ -243,9 +243,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         """Return the ridge point of bf16 (or fp16) products in FLOP per byte of memory traffic.
 
         It is the matrix peak divided by the memory bandwidth. None means that the GPU has no such
-        peak.
-
-        Work with more FLOP per byte is compute-bound, other work is memory-bound.
+        peak. Work with more FLOP per byte is compute-bound, other work is memory-bound.
         """
         peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
         return peak / self.bandwidth_bytes_per_s if peak else None
@@ -550,9 +548,8 @@ def compute_bound_batch_size(
 ) -> int | None:
     """Return the smallest batch size at which compute limits most of the selected operators' time.
 
-    The batch size is a number of sequences.
-
-    None means that there is no such batch size up to 2^20 sequences.
+    The batch size is a number of sequences. None means that there is no such batch size up to 2^20
+    sequences.
 
     Args:
         pass_bounds: Function of a batch size. It returns the operators of a forward pass over this

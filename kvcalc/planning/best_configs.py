@@ -32,10 +32,9 @@ from kvcalc.units import format_bytes, format_seconds
 def first_of_groups(groups: Array, *keys: Array, count: int = 1) -> Array:
     """Return the indices of the `count` smallest elements of each group.
 
-    Elements are compared by the first key, and if it is equal by the next one.
-
-    Example: groups [7, 7, 8] and the key [2, 1, 5] give the indices [1, 2]: the smallest element of
-    group 7, then that of group 8.
+    Elements are compared by the first key, and if it is equal by the next one. Example: groups [7,
+    7, 8] and the key [2, 1, 5] give the indices [1, 2]: the smallest element of group 7, then that
+    of group 8.
 
     Args:
         groups: Number of the group to which each element belongs [elements].

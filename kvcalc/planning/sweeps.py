@@ -61,9 +61,8 @@ def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
 class CacheCurve(NamedTuple):
     """KV cache bytes of one model at several contexts, for a plot, with the bytes of its weights.
 
-    A context is the number of tokens of each sequence.
-
-    All bytes are those of one GPU: the GPU that stores the most weights and KV cache.
+    A context is the number of tokens of each sequence. All bytes are those of one GPU: the GPU that
+    stores the most weights and KV cache.
 
     Attributes:
         label: Name of the curve in a picture.

@@ -171,9 +171,7 @@ class Decoding:
     def newest(self) -> int:
         """Return the admission number (`RunningRequest.order`) of the sequence that joined last.
 
-        It tells which request is preempted first.
-
-        The result is −1 if no sequence decodes.
+        It tells which request is preempted first. The result is −1 if no sequence decodes.
         """
         return self.running[-1].order if self.running else -1
 
@@ -284,8 +282,8 @@ class RankServer:
     """Base class of one simulated data-parallel rank, for static and for continuous batching.
 
     Attributes:
-        waiting: Queue of the requests that have arrived but are not admitted. It contains their
-            indices under static batching, and `RunningRequest` objects under continuous batching.
+        waiting: Requests that have arrived but are not admitted: indices under static batching,
+            `RunningRequest` objects under continuous batching.
         queue: Requests of the rank that have not arrived yet.
         log: Log of the rank: times of its requests, and sums over its forward passes.
         pool: Size of the KV cache of the rank, and the bytes that a request takes by its tokens.

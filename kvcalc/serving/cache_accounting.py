@@ -110,10 +110,8 @@ def make_pool(
 def shared_block(layout: CacheLayout, block_size: int) -> int:
     """Return the bytes on one GPU that two requests save for each cache block that they share.
 
-    Requests with a common prefix share its blocks. A block counts with all layers.
-
-    The result is the mean over many blocks, because a compressed layer stores less than one row per
-    token.
+    Requests with a common prefix share its blocks. A block counts with all layers. The result is
+    the mean over many blocks, because a compressed layer stores less than one row per token.
 
     Args:
         layout: Layout of the KV cache on the GPU: which layers store which bytes.

@@ -53,10 +53,8 @@ def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
     """Return the datasheet bound of a measured server's time per output token, in microseconds.
 
     It is the sum of a decode step in the middle of the answer, and of the part of a prefill that
-    falls on one output token.
-
-    The result is NaN if no preset matches the row's model, or if the model cannot run on the row's
-    tensor-parallel and expert-parallel ranks.
+    falls on one output token. The result is NaN if no preset matches the row's model, or if the
+    model cannot run on the row's tensor-parallel and expert-parallel ranks.
 
     Args:
         row: Row of a benchmark of a server, with lengths, clients and measured times.
@@ -239,9 +237,8 @@ def served_times(
 ) -> list[ServedTimes]:
     """Return simulated mean times and tokens/s of measured servers, in the order of `rows`.
 
-    They are compared with the measured times, to validate the simulation.
-
-    All values of a server are NaN if no preset matches its model or the model cannot be timed.
+    They are compared with the measured times, to validate the simulation. All values of a server
+    are NaN if no preset matches its model or the model cannot be timed.
 
     Args:
         rows: Rows of benchmarks of servers, with models, lengths and clients.

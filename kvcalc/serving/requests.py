@@ -286,9 +286,8 @@ class Clients(NamedTuple):
     def for_rank(self, rank: int, num_ranks: int) -> "Clients":
         """Return the clients that send to one data-parallel rank of the server.
 
-        Their number is at least 1, if the number of clients is limited.
-
-        Example: 10 clients on 4 ranks give 3, 3, 2, 2.
+        Their number is at least 1, if the number of clients is limited. Example: 10 clients on 4
+        ranks give 3, 3, 2, 2.
 
         Args:
             rank: Index of the data-parallel rank.

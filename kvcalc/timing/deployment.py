@@ -48,14 +48,12 @@ MAX_UNMEASURED = 0.01  # share of a pass up to which the error on measured serve
 class HostTransfer(NamedTuple):
     """Weights that one forward pass reads from CPU memory (`cpu_offload_gb`), and the time for it.
 
-
     Attributes:
         read_bytes: Bytes that cross the link from CPU memory to one GPU of each pipeline stage,
             summed over the stages. A number or an array.
         seconds: Seconds that the transfer takes, a float or an array.
-        basis: Source of the link's rate, as printed: `at least` if the rate is documented, so that
-            `seconds` is a lower bound; `predicted` if it was measured. None if no weights are in
-            CPU memory.
+        basis: Source of the link's rate: `at least` if it is documented, so that `seconds` is a
+            lower bound; `predicted` if it was measured. None without weights in CPU memory.
     """
 
     read_bytes: Any = 0
@@ -150,9 +148,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def ranks(self) -> Parallelism:
         """Return the parallelism with `per_node` set: the number of ranks that one link connects.
 
-        It stays 0 if one link connects all ranks of the replica.
-
-        It is set only if the replica spans several link domains or nodes.
+        It stays 0 if one link connects all ranks of the replica. It is set only if the replica
+        spans several link domains or nodes.
 
         Raises:
             UserError: The replica spans several nodes, and the GPU preset gives no rate between
@@ -545,9 +542,7 @@ def pass_records(
     """Return a record per operator of a forward pass, and their total as the last record.
 
     An operator that runs in several layers has one record with the sum of its runs. FLOPs, bytes
-    and times are those of one GPU.
-
-    With a calibration, two kinds of record are added:
+    and times are those of one GPU. With a calibration, two kinds of record are added:
 
     - `engine_overhead` is the time that the engine adds to the kernels of the pass.
     - `module_overhead` follows the operators of a sparse-attention module. It is the module's

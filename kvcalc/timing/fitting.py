@@ -557,9 +557,8 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     """Return a JSON record for each fit of a kernel's time model, to print.
 
     The keys are family (such as `gemm`), kind (data types), form (variant of the time model), rows
-    (number of measurements), errors (0.05 is 5%), parameters and why.
-
-    If no time model was fitted or used, `why` states the reason and the errors are None.
+    (number of measurements), errors (0.05 is 5%), parameters and why. If no time model was fitted
+    or used, `why` states the reason and the errors are None.
 
     Args:
         fits: Fits of all kernel families and kinds of data, as `calibrate` returns them.

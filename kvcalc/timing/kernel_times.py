@@ -142,9 +142,8 @@ def _served_gemm(kernel_model: KernelModel, bf16_t0: float | None) -> KernelMode
 def cache_kind(formats: tuple[str, ...]) -> tuple[str, bool]:
     """Return (nearest KV cache format with measurements, whether `formats` itself was measured).
 
-    The time model of attention over this format then times the operator.
-
-    Example: ("fp8",) gives ("fp8", True). ("int8",) has no measured rows and gives ("fp8", False).
+    The time model of attention over this format then times the operator. Example: ("fp8",) gives
+    ("fp8", True). ("int8",) has no measured rows and gives ("fp8", False).
 
     Args:
         formats: Formats of the cached keys and values, keys first. Without a cache it is empty,
@@ -228,9 +227,8 @@ class KernelTimer(NamedTuple):
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
         """Return the time of one layer's sparse attention that its single operators do not explain.
 
-        The whole attention module was measured too, and takes longer than its operators.
-
-        The result is None if there is no time model for the module.
+        The whole attention module was measured too, and takes longer than its operators. The result
+        is None if there is no time model for the module.
 
         Otherwise it is the module's predicted time, minus its operators, minus the overhead of an
         MLA module for one token, and at least 0. An engine's overhead per layer, which was fitted
@@ -391,10 +389,8 @@ def mla_kernels_us(
     """Return the predicted microseconds [rows] of GEMMs and attention in measured MLA modules.
 
     An MLA module is the latent attention of one layer in a decode step. The rest of its measured
-    time is the overhead that a fit needs.
-
-    None means that a required time model is missing. The KV cache may be in the L2 cache, as in the
-    measurement.
+    time is the overhead that a fit needs. None means that a required time model is missing. The KV
+    cache may be in the L2 cache, as in the measurement.
 
     Args:
         kind: Data types of the KV cache and of the projections, such as `bfloat16/fp8_block`.

@@ -417,10 +417,8 @@ ROW_FORMATS = {
 def moe_kind(dtype: str, kernel: str) -> str:
     """Return the kind of data of measured MoE experts, such as `fp8_block/triton/ungated`.
 
-    All rows of one kind get one time model.
-
-    It consists of the weight format, the kernel if it is known, and `ungated` if experts have no
-    gate matrix.
+    All rows of one kind get one time model. It consists of the weight format, the kernel if it is
+    known, and `ungated` if experts have no gate matrix.
 
     Args:
         dtype: Weight format in the measured rows, such as `fp8_block`.

@@ -177,9 +177,8 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
 def count_waves(tiles: Array, stair: Array | float) -> Array:
     """Return the number of waves, at least 1, in which a GPU processes the tiles of a kernel.
 
-    A wave is one tile on each streaming multiprocessor (SM).
-
-    Example: 2.25 tiles per SM are 2.25 waves with stair 0, and 3 waves with stair 1.
+    A wave is one tile on each streaming multiprocessor (SM). Example: 2.25 tiles per SM are 2.25
+    waves with stair 0, and 3 waves with stair 1.
 
     Args:
         tiles: Number of tiles ÷ number of SMs.

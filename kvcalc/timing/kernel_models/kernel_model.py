@@ -176,10 +176,9 @@ def attended_tokens(length: Array, window: Array) -> Array:
 def missed_share(read: Array, cap: float, l2: float, is_cold: bool) -> Array:
     """Return the share of a kernel's bytes, from 0 to 1, that is not in the L2 cache.
 
-    This share must be read from memory.
-
-    Measurements repeat a call, so part of its bytes may still be in the L2. The share is 1 / (1 +
-    (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½ if `read` is cap·l2.
+    This share must be read from memory. Measurements repeat a call, so part of its bytes may still
+    be in the L2. The share is 1 / (1 + (cap·l2/read)^6), or 1 if the L2 is cold. Example: it is ½
+    if `read` is cap·l2.
 
     Args:
         read: Bytes that one call reads.
