@@ -649,7 +649,8 @@ class Dimensions(DimensionOptions, frozen=True):
 
         Args:
             model: The result of `model()`.
-            arguments: Arguments of `size_record` after the model: context, batch size and others.
+            arguments: Context, batch size, data types, block size and parallelism, as `size_record`
+                takes them after the model.
         """
         record: SizeRecord = {**size_record(model, *arguments), **UNKNOWN}
         if not self.heads or (self.kv_lora_rank and not self.head_dim):

@@ -127,8 +127,9 @@ def unit_of_key(key: str) -> str:
 
 @cache
 def figures_of(record: type) -> dict[str, Figure]:
-    """Return the description of each key of a record class, by key. Keys of base classes come
-    first.
+    """Return the description of each key of a record class, by key, keys of base classes first.
+
+    Tables, `--explain`, the reference and the JSON Schema are made from these descriptions.
 
     Args:
         record: A class whose annotations declare the keys, such as `SizeRecord`.

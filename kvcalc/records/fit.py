@@ -272,12 +272,13 @@ class WasteRecord(TypedDict):
     """Waste of three memory allocators for the request lengths of `fit --lengths`.
 
     The allocators give each sequence a slot of the maximum length ("contiguous"), a piece of its
-    exact size (keys with `external_`, for external fragmentation), or blocks ("paged"). Shares are
-    from 0 to
-    1. A wasted token is memory for a token that stores none. `padding_waste` is the share of
-    padding if one batch contains all requests, each padded to the longest. `external_` keys come
-    from a simulation: at a failure, a request would fit in all holes together, but in no single
-    hole.
+    exact size (keys with `external_`), or blocks ("paged"). A wasted token is memory for a token
+    that stores none. Shares are parts of 1. `padding_waste` is the share of padding if one batch
+    contains all requests, each padded to the longest.
+
+    The `external_` keys come from a simulation. A request is refused if it would fit in all free
+    ranges (holes) together, but in no single hole. At these moments, `external_waste` is the mean
+    share of memory that is free, and `external_largest_hole` the mean share in the largest hole.
     """
 
     lengths: Annotated[int, "given or sampled lengths"]
@@ -305,8 +306,8 @@ class WasteRecord(TypedDict):
 class MatrixCellRecord(TypedDict):
     """One combination of users and context of `fit --matrix`: whether it fits, and the free memory.
 
-    `context` is the tokens of each user. `headroom_bytes` is the KV cache budget of one GPU minus
-    what these users need on it.
+    `context` is the tokens of each user. `headroom_bytes` is the part of one GPU's KV cache that
+    stays free with these users; it fits if this is not negative.
     """
 
     users: Annotated[int, "users of this cell", "users"]

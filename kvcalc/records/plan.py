@@ -29,7 +29,9 @@ class DiagnoseRecord(TypedDict):
     """One memory item of a logged engine start; the last record also has the summary.
 
     Bytes are of one GPU. An item (`term`) is for example the weights or the CUDA graphs. The last
-    record of a start has the term `what fits`: the number of sequences, and changes that help.
+    record of a start has the term `what fits`: the number of sequences, and changes that help. "The
+    request" is the number of users and tokens that must fit. After a key's meaning comes the
+    heading of its table column.
     """
 
     log: Annotated[str, "the file"]
@@ -142,8 +144,8 @@ class PlanRecord(CandidateRecord):
 
     `pareto` is true if every other configuration has a higher TPOT or fewer tokens per second per
     GPU (per price, if prices are given). `uncalibrated_share` is the part of a decode step's time,
-    from 0 to 1, that is only a datasheet bound. `time_p90_error` of 0.1 means that 90% of measured
-    steps of this kind are within 10% of the prediction.
+    from 0 to 1, that is estimated without measurements of the same kernels. `time_p90_error` of 0.1
+    means that 90% of measured steps of this kind are within 10% of the prediction.
     """
 
     pareto: Annotated[

@@ -211,7 +211,8 @@ class LoadRecord(TypedDict):
     The server is one replica, or with disaggregated prefill one decode replica and
     `prefill_replicas`. Clients in an open loop send requests at `rate` per second; in a closed
     loop, each of `max_concurrency` clients waits for its answer. `slo_ttft` and `slo_tpot` are
-    targets in seconds.
+    targets in seconds. Keys with `_s` are seconds. After a key's meaning come the heading and the
+    format of its table column.
     """
 
     client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]

@@ -172,8 +172,10 @@ class TimeBasisRecord(TypedDict):
     """JSON keys about the time model of a predicted time and its expected error.
 
     `time_basis` is calibrated (fitted to measurements of this GPU), scaled (from another GPU) or
-    bound (from the datasheet). Shares and errors are parts of 1: an error of 0.1 is 10%. `fallback`
-    says that the GPU lacks matrix units for a dtype, and in which dtype it computes instead.
+    bound (from the datasheet). `uncalibrated_share` is the part of the time that is estimated
+    without measurements of the same kernels. Shares and errors are parts of 1: an error of 0.1 is
+    10%. `fallback` says that the GPU lacks matrix units for a dtype, and in which dtype it computes
+    instead.
     """
 
     time_basis: Annotated[str, "calibrated, scaled or bound"]

@@ -454,15 +454,15 @@ def state_dtype(*keys: str) -> Field:
 
 
 def projections(matrices: Field = None, vectors: Field = None) -> Reader:
-    """Return a reader that builds named matrices and vectors.
+    """Return a reader that builds named matrices and vectors, for weights that no other part has.
 
     A reader is a function that takes a `Config` (a read config.json) and returns parts of its
     current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`
-    is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
-    as 'attention_bias' is a formula of one key.
+    is a rule (a function of the `Config`), a formula of the file's keys, or a literal.
 
     If no matrix and no vector has a size, the reader gives no part. Example: `projections({"gate":
-    "hidden_size, num_attention_heads"}, {"gains": "head_dim"})`.
+    "hidden_size, num_attention_heads"}, {"gains": "head_dim"})` builds a matrix of these two sizes
+    and a vector of head_dim elements.
 
     Args:
         matrices: Name → formula of the two sides of a matrix.

@@ -191,7 +191,9 @@ COMPARE_COLUMNS = columns(
 def compare_table(
     deployments: "Sequence[TimedDeployment]", records: Records, block_size: int
 ) -> Table:
-    """Return the table that `compare` prints: a row per deployment, attention variant and load.
+    """Return the table that `compare` prints, with KV cache, step time and quality of variants.
+
+    There is a row per deployment, attention variant, context and batch size.
 
     Args:
         deployments: Deployments of one model.
