@@ -19,8 +19,8 @@ MAX_GPUS = 1_000_000
 class Parallelism(msgspec.Struct, frozen=True):
     """Number of ranks of each kind of parallelism in one replica of a deployment.
 
-    A rank is one GPU's position in its group. Results for one forward pass are for the GPU with
-    the most work.
+    A rank is one GPU's position in its group. Results for one forward pass are for the GPU with the
+    most work.
 
     Attributes:
         tp: Tensor-parallel ranks, which divide attention heads and matrix columns. If there are

@@ -94,9 +94,9 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def spread(self, ranks: Parallelism) -> int:
         """Return the number of ranks among which this entry's tokens are divided.
 
-        Each rank then stores 1/number of the rows. The number is dcp (decode-context
-        parallelism) for an entry that grows without limit. It is 1 for windows and states, which
-        dcp does not divide.
+        Each rank stores an equal part of the rows. The number is dcp (decode-context parallelism)
+        for an entry that grows without limit. It is 1 for windows and states, which dcp does not
+        divide.
 
         Args:
             ranks: Number of ranks of each kind of parallelism.

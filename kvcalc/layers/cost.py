@@ -18,8 +18,8 @@ SOFTMAX_FLOPS = 5  # per score: maximum, subtraction, exponential, sum, division
 class Cost(NamedTuple):
     """FLOPs and bytes of one or more operators on one GPU.
 
-    Costs can be added, and multiplied by a number of runs. Values are numbers for one forward
-    pass, or arrays with one value per pass if the batch stands for several passes.
+    Costs can be added, and multiplied by a number of runs. Values are numbers for one forward pass,
+    or arrays with one value per pass if the batch stands for several passes.
 
     Attributes:
         flops: FLOPs of matrix products, 2 per multiply-add.
@@ -234,8 +234,8 @@ class Operator(msgspec.Struct, frozen=True):
         kind: gemm, attention, experts, scan, vector (elementwise work) or network.
         cost: FLOPs and bytes of one run.
         dtype: Compute dtype of the matrix products; '' without products.
-        parts: Name and cost of each step that a fused operator contains. `cost` is their sum.
-            Empty for other operators.
+        parts: Name and cost of each step that a fused operator contains. `cost` is their sum. Empty
+            for other operators.
         shape: Sizes from which the kernel's time is predicted; None if it has no time model.
         experts: Expected number of routed experts whose weights this GPU reads; 0 for other
             operators.
@@ -414,8 +414,8 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
     """Return the expected share of experts that at least one token uses: 1 − (1 − k/E)^T.
 
     T is the number of tokens, k is `top_k` and E is `experts`. A forward pass reads the weights of
-    this share of a layer's experts. Routing is assumed uniform. One token gives exactly k/E. With
-    k = E the result is the int 1. An array of tokens gives an array of shares.
+    this share of a layer's experts. Routing is assumed uniform. One token gives exactly k/E. If all
+    experts are in the top-k, the result is the int 1. An array of tokens gives an array of shares.
 
     Args:
         tokens: Number of tokens.

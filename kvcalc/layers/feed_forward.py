@@ -80,6 +80,9 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 class Projections(Sublayer, frozen=True, tag="projections"):
     """Named matrices and vectors outside attention and FFN, such as adapters and per-layer gates.
 
+    The fields are the keys of such a layer part in a model preset, a YAML file. `matrices` is, for
+    example, {"mixer_mix_down": (10240, 320)}.
+
     Attributes:
         ROLE: Group of this part's operators, by which reports select operators.
         matrices: Name → [inputs, outputs], or [inputs, outputs, bias elements].
@@ -94,7 +97,9 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     vectors: dict[str, Count] = {}
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return all matrices and vectors. Every GPU stores all of them completely.
+        """Return all matrices and vectors as weights that tensor parallelism does not divide.
+
+        Every GPU stores all of them completely.
 
         Args:
             hidden_size: Not used, because each matrix states its own sizes.
@@ -217,7 +222,10 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     @property
     def num_outputs(self) -> int:
-        """Return the number of outputs of the router: `router_outputs`, or one for each expert."""
+        """Return the number of outputs of the router.
+
+        It is `router_outputs`, or one for each expert that the router can select.
+        """
         return self.router_outputs or self.num_routed
 
     @property

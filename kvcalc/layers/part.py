@@ -142,6 +142,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def holds(self, condition: str) -> bool:
         """Return whether a condition on the fields of this part is true.
 
+        The `if` conditions in WEIGHTS decide which weights the part has.
+
         Args:
             condition: `bias` (true if this field is set), `not bias` (true if it is not), or
                 `output_gate=full` (true if the field has this value).

@@ -108,7 +108,7 @@ class Pass:
         return weight.local(self.ranks).elements * self.formats.vector_bytes
 
     def heads(self, heads: int) -> int:
-        """Return how many of a layer's heads this rank has: ⌈heads/tp⌉, at least 1.
+        """Return how many of a layer's heads are on this GPU: ⌈heads/tp⌉ with tp ranks.
 
         Args:
             heads: Number of heads in the layer.
@@ -226,6 +226,8 @@ class Pass:
         self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int
     ) -> list[Operator]:
         """Return the two operators of a sparse-attention indexer: scoring and top-k selection.
+
+        The projections of index queries and index keys are separate operators.
 
         Args:
             entries: All cache entries of the layer. The operators read only the index keys.
@@ -416,7 +418,7 @@ class Pass:
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
     def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
-        """Return the operator of a communication between ranks.
+        """Return the operator in which this GPU sends bytes to other GPUs, such as an all-to-all.
 
         Args:
             name: Name in printed tables.

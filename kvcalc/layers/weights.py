@@ -71,7 +71,7 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Return the number of parameters of all copies: copies · (inputs · outputs + bias)."""
+        """Return the number of parameters of the weight: copies · (inputs · outputs + bias)."""
         return self.copies * (self.inputs * self.outputs + self.bias)
 
     @property
@@ -109,12 +109,14 @@ class Weight(msgspec.Struct, frozen=True):
 def matrix(
     name: str, inputs: int, outputs: int, bias: bool = False, shards: int = 1, **fields: Any
 ) -> Weight:
-    """Return a weight matrix [inputs, outputs].
+    """Return a weight matrix, as a `Weight` with the shape [inputs, outputs].
+
+    It is multiplied with rows of `inputs` elements and gives rows of `outputs` elements.
 
     Args:
         name: Name within its layer part, such as `q`.
-        inputs: Elements of an input row.
-        outputs: Elements of an output row.
+        inputs: Rows of the matrix.
+        outputs: Columns of the matrix.
         bias: Whether the matrix has a bias of `outputs` elements.
         shards: Number of units (heads, columns) that tensor parallelism divides; 1 if it is not
             divided.
@@ -237,6 +239,8 @@ class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
 
     def row_bytes(self, table: Weight) -> int:
         """Return the bytes of one row of a lookup table, with its scales.
+
+        A forward pass reads one row for each new token.
 
         Args:
             table: The table, such as an embedding.

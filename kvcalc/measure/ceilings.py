@@ -119,7 +119,7 @@ class Machine(NamedTuple):
         return max(1, min(copies, MAX_COPIES, self.free_bytes() // (2 * needed_bytes)))
 
     def synchronize(self) -> None:
-        """Wait until all launched kernels have finished."""
+        """Wait until all launched GPU kernels have finished; return at once on a CPU."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 

@@ -273,7 +273,7 @@ class RateSampler:
         self.samples.append([vector_s, statistics.median(hosts), *products])
 
     def rates(self, gpu: Gpu) -> MachineRates:
-        """Return the median of each time over all samples.
+        """Return the median of each time over all samples, for the prediction of step times.
 
         Args:
             gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.

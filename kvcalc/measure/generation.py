@@ -44,8 +44,8 @@ class Mode(NamedTuple):
     Attributes:
         name: `cached`, which processes one new token in each step after the first, or `uncached`,
             which processes all tokens in each step.
-        head: Tokens for which the LM head computes logits: `last` (the last token of each
-            sequence) or `all` (all tokens of the step).
+        head: Tokens for which the LM head computes logits: `last` (the last token of each sequence)
+            or `all` (all tokens of the step).
     """
 
     name: str

@@ -208,10 +208,12 @@ def leaves_node(ranks: Parallelism, stage: int) -> bool:
 
 
 def total(operators: Iterable[Operator]) -> Cost:
-    """Return the sum of the operators' costs on one GPU, each multiplied by its number of runs.
+    """Return the FLOPs and bytes of a forward pass on one GPU.
+
+    They are the sum of the operators' costs, each multiplied by its number of runs.
 
     Args:
-        operators: Operators of one forward pass.
+        operators: Operators of the forward pass on one GPU.
     """
     result = Cost()
     for operator in operators:

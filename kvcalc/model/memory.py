@@ -29,9 +29,8 @@ from kvcalc.units import MAX_TOKENS
 def windows(model: Model) -> dict[int, int]:
     """Return the number of layers with each sliding window: window in tokens → layers.
 
-    The receptive field of the model follows from it.
-    The key 0 counts the layers without a window. Layers that are only an FFN do not count.
-    Example: {512: 5, 0: 1}.
+    The receptive field of the model follows from it. The key 0 counts the layers without a window.
+    Layers that are only an FFN do not count. Example: {512: 5, 0: 1}.
     """
     layers: dict[int, int] = {}
     for kind, count in model.counts.items():
@@ -88,8 +87,8 @@ class CacheSize(msgspec.Struct, frozen=True):
         allocated: Bytes that a paged cache allocates: `stored` with each sequence rounded up to
             whole cache blocks.
         fixed: Bytes of one sequence that more tokens do not change: full windows and states.
-        slope: Bytes that one more token adds to one sequence, on average. It is a float only if
-            it is not a whole number.
+        slope: Bytes that one more token adds to one sequence, on average. It is a float only if it
+            is not a whole number.
     """
 
     stored: int
@@ -222,7 +221,9 @@ def eviction_score_bytes(
 def size_of(
     rows: Iterable[LayerRows], context: int, sequences: int, block_size: int
 ) -> CacheSize:
-    """Return the cache bytes on one GPU, added up over several cache entries.
+    """Return the cache bytes on one GPU, added up over several cache entries, such as k and v.
+
+    The entries are usually those of all layers of a pipeline stage.
 
     Args:
         rows: Cache entries with their bytes per row and numbers of layers, from `stage_rows`.

@@ -128,7 +128,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
 
     @property
     def mixers(self) -> tuple[Sublayer, ...]:
-        """Return the attention or recurrence of a layer: the parts that have a label."""
+        """Return the attention and recurrent parts of a layer, without its FFNs."""
         return tuple(part for part in self.all_parts if part.label)
 
     @property
@@ -453,7 +453,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
     @cached_property
     def active_parameters(self) -> int:
-        """Return the number of parameters that one token uses: only its top-k experts count."""
+        """Return the number of parameters that one token uses.
+
+        It equals `parameters`, except that only the top-k routed experts of each layer count.
+        """
         return sum(weight.active_elements * count for _, weight, count in self.walk())
 
     @cached_property

@@ -301,7 +301,10 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     label: str = ""
 
     def covering(self, name: str, kind: str = "matrix") -> bool:
-        """Return whether this scheme's format applies to a weight, by its name and kind.
+        """Return whether this scheme's format applies to a weight.
+
+        It does if the scheme covers this kind of weight, and the name matches a pattern of `covers`
+        and none of `except_for`.
 
         Args:
             name: Full name `kind.weight`, such as `dense.q`.
@@ -369,7 +372,8 @@ class Loss(NamedTuple):
     def finding(self) -> str:
         """Return the published finding in words, followed by its source in parentheses.
 
-        Without a source, the result is only the finding.
+        Example: `effectively lossless for Llama-3.1 of all sizes (the abstract of arXiv
+        2411.02355)`. Without a source, the result is only the finding.
         """
         return f"{self.note} ({self.source})" if self.source else self.note
 

@@ -183,8 +183,8 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         conv_kernel: Taps of each convolution, in tokens.
         bias: Whether each channel has a bias.
         weighted: False for a plain delay by conv_kernel − 1 tokens, which has no weights.
-        columns: Past tokens whose inputs the cache stores per channel; null for conv_kernel − 1.
-            It is larger if the state also serves convolutions that follow.
+        columns: Past tokens whose inputs the cache stores per channel; null for conv_kernel − 1. It
+            is larger if the state also serves convolutions that follow.
     """
 
     channels: dict[str, Size]

@@ -160,5 +160,8 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
 
     @property
     def block_width(self) -> int:
-        """Return the channels in one block of the gate matrices: lru_width / num_heads."""
+        """Return the channels in one block of the gate matrices: lru_width / num_heads.
+
+        The two gate matrices are block-diagonal, with one block per head.
+        """
         return self.lru_width // self.num_heads

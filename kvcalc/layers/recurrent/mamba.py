@@ -78,7 +78,10 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
 
     @property
     def num_steps(self) -> int:
-        """Return the number of time steps of a token: one per head, or one per channel."""
+        """Return the number of time steps Δ that the layer computes per token.
+
+        Each head has its own if `num_heads` is set, and otherwise each channel.
+        """
         return self.num_heads or self.intermediate_size
 
     @property

@@ -211,6 +211,8 @@ class Parameters(nn.Module):
     def normed(self, name: str, x: Tensor) -> Tensor:
         """Return the RMSNorm of x over its last axis, or x unchanged if there is no such weight.
 
+        A model without this norm can so use the same code.
+
         Args:
             name: Name of the norm's weight.
             x: Input [..., width].
@@ -282,7 +284,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
-        """Return the output of the layer, [batch, new tokens, hidden size].
+        """Return the output projection of the attention output, [batch, new tokens, hidden size].
 
         Args:
             mixed: Tensor that `core` returned.
@@ -307,6 +309,8 @@ class Mixer(nn.Module):
 def append_rows(cache: LayerCache | None, index: int, rows: Tensor, past: int) -> Tensor:
     """Write rows of new tokens to one cache entry, and return all rows that the tokens attend to.
 
+    The result is [batch, heads, rows, width].
+
     Args:
         cache: Cache of the layer. If it is None, the result is `rows`.
         index: Index of the cache entry in the layer, such as 0 for keys.
@@ -317,7 +321,9 @@ def append_rows(cache: LayerCache | None, index: int, rows: Tensor, past: int) -
 
 
 def rotate(x: Tensor, past: int) -> Tensor:
-    """Return x with rotary positions. The two halves of the width form the pairs (GPT-NeoX).
+    """Return x with rotary positions (RoPE) applied to each token.
+
+    Element i and element i + width/2 form a rotated pair, as in GPT-NeoX.
 
     Args:
         x: Queries or keys [..., tokens, width].
