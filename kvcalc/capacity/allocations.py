@@ -276,7 +276,10 @@ class FirstFitAllocator:
         return max((size for _, size in self.holes), default=0)
 
     def can_start(self, tokens: int) -> bool:
-        """Return whether a new sequence of `tokens` tokens would fit in one hole. Store nothing."""
+        """Return whether one hole is large enough for a new sequence of `tokens` tokens.
+
+        Nothing is stored.
+        """
         return tokens <= self.largest
 
     def store(self, name: str, tokens: int) -> bool:

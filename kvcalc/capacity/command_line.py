@@ -81,6 +81,7 @@ class Command(NamedTuple):
 
     @property
     def options(self) -> FitOptions:
+        """Return the options of `fit` that the flags set."""
         return with_values(FitOptions(engine=self.engine), self.settings)
 
 
@@ -378,6 +379,7 @@ class EngineCommand(NamedTuple):
 
     @property
     def line(self) -> str:
+        """Return the complete command line as one text, quoted for a shell."""
         flag_words = (word for words in self.words.values() for word in words)
         return shlex.join([*self.start, self.model, *flag_words])
 

@@ -147,7 +147,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def num_requested(self) -> int:
-        """Return the requested sequences of one data-parallel rank: of the rank with the most."""
+        """Return the number of requested sequences on the data-parallel rank that has the most."""
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
@@ -310,6 +310,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def plan(self) -> CacheLayout:
+        """Return the cache layout of one GPU of `stage`."""
         return self.plans[self.stage]
 
     @cached_property
@@ -323,13 +324,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU of `stage` outside the KV cache, in the middle estimate."""
+        """Return the bytes of one GPU of `stage` outside the KV cache, such as weights.
+        They are those of the middle of three estimates."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU of `stage` outside the KV cache, in the request's estimate.
-        `self.estimate` names the estimate: "low", "middle" or "high"."""
+        """Return the bytes of one GPU of `stage` outside the KV cache, such as weights.
+        They are those of the estimate that the request selects: "low", "middle" or "high"."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -342,9 +344,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Return the bytes of one GPU of `stage` for the KV cache, in each estimate, by its name.
-        They are negative if other memory exceeds the engine's share. A size in the options is
-        ignored."""
+        """Return the bytes of one GPU of `stage` for the KV cache, by name of the estimate.
+        The names are "low", "middle" and "high". Bytes are negative if memory outside the cache
+        exceeds the engine's share. A cache size in the options does not count."""
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
         }
@@ -494,20 +496,20 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def shortage_bytes(self) -> int:
-        """Return the bytes by which one GPU's other memory exceeds the engine's share; at least 0.
+        """Return the bytes of one GPU outside the KV cache that exceed the engine's share; or 0.
         If other processes use memory that the engine needs to start, return
         `missing_free_bytes`."""
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property
     def lacks_memory(self) -> bool:
-        """Return whether other memory than the KV cache exceeds the engine's share on any stage."""
+        """Return whether memory outside the KV cache exceeds the engine's share on any stage."""
         terms = self.stage_terms[self.estimate]
         return any(self.remaining_bytes(stage_terms) < 0 for stage_terms in terms)
 
     @property
     def excess_bytes(self) -> int:
-        """Return the bytes of one GPU by which a cache size in the options exceeds the free memory.
+        """Return the bytes of one GPU by which a cache size in the options exceeds the memory left.
         The result is 0 if the cache fits, or if the options state no size."""
         if not self.has_given_cache:
             return 0

@@ -122,12 +122,12 @@ class Flag(NamedTuple):
         return canonical(text) if self.kind in FORMAT_NAMES else READERS[self.kind](text)
 
     def can_write(self, settings: Settings) -> bool:
-        """Return whether a command line can state this flag to express the current option values.
+        """Return whether a command line with this flag would express the current option values.
 
         A switch expresses only its own `setting`. Another flag expresses every value of its option.
 
         Args:
-            settings: Values of kvcalc options, by name.
+            settings: Values of kvcalc options, by name. Options at their defaults are left out.
         """
         if self.is_switch:
             return bool(settings.get(self.name) == self.setting)

@@ -187,9 +187,9 @@ class Budget(NamedTuple):
 
     @property
     def cache(self) -> Any:
-        """Return the bytes of one GPU for the KV cache.
+        """Return the bytes of one GPU for the KV cache: share − weights − activation − overhead.
 
-        The result is negative if the other memory exceeds the engine's share.
+        The result is negative if weights and other memory exceed the engine's share.
         """
         working = 0 if self.excludes_activations else self.activation + self.overhead
         return self.share - self.weights - working

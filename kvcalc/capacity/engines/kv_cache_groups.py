@@ -107,6 +107,7 @@ class KVCacheGroup(NamedTuple):
 
     @property
     def spec(self) -> Spec:
+        """Return the spec of the first layer. The others differ at most in their bytes."""
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:
@@ -290,9 +291,9 @@ def pooled_groups(
 ) -> tuple[list[KVCacheGroup], int]:
     """Return the KV cache groups of a model with pooled index keys, and the tokens of a block.
 
-    A pooled index key is one row for several tokens, which an indexer of sparse attention reads.
-    The tokens of a block are a multiple that the kernels can process. A block is large enough to
-    store a recurrent state.
+    An indexer of sparse attention reads index keys to select tokens. A pooled index key is one row
+    for several tokens. The number of tokens of a block is a multiple that the kernels support, and
+    large enough to store a recurrent state.
 
     Args:
         title: Official name of the engine, for the message.

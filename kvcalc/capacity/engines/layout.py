@@ -247,7 +247,7 @@ class BlockDemand(NamedTuple):
     cause: str = ""
 
     def count(self, tokens: Any) -> Any:
-        """Return the blocks of one sequence of `tokens` tokens: an int or an integer array."""
+        """Return the number of blocks of one sequence of `tokens` tokens (int or integer array)."""
         if self.cap >= 0:
             tokens = minimum(tokens, self.cap)
         return -(-tokens // self.block) + self.extra
@@ -314,11 +314,11 @@ class CacheLayout:
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Return the KV cache blocks of one GPU in a budget of bytes; None without blocks."""
+        """Return the number of KV cache blocks in a budget of bytes; None without blocks."""
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the blocks of one sequence of `length` tokens on one GPU; None without blocks."""
+        """Return the number of blocks of a sequence of `length` tokens; None without blocks."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
@@ -521,7 +521,7 @@ class BlockPool(LinearLayout):
 class Content(LinearLayout):
     """What one GPU stores in its KV cache, without an engine's blocks, padding or reserve.
 
-    It is the smallest memory that any engine needs.
+    Like every layout, it computes the bytes of some sequences. They are the least of any engine.
 
     Args:
         rows: The cache entries (kinds of stored rows, such as keys), each with its bytes per row
@@ -624,7 +624,9 @@ def content_of(
     stage: int,
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
 ) -> Content:
-    """Return what one GPU of a pipeline stage stores in its KV cache, without blocks and padding.
+    """Return a `Content`, which computes the bytes that one GPU of a stage caches.
+
+    It counts the stored rows only, without the engine's blocks and padding.
 
     Args:
         layers: All layers of the model, in order.

@@ -245,7 +245,7 @@ def residual_width(model: Model) -> int:
 def attention_peak(start: EngineStartup) -> int:
     """Return the peak bytes of one GPU around an attention that compresses tokens; otherwise 0.
 
-    DeepSeek-V4 has it. The sum has these tensors, each for all tokens of the forward pass:
+    The peak, as in DeepSeek-V4, is the sum of these tensors for all tokens of the forward pass:
 
     - The residual streams and the layer's input.
     - The output and the queries, at the padded number of heads.
