@@ -96,11 +96,11 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
 
 
 def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
-    """Return a text with the formulas of the report page's figures, section by section.
+    """Return a text that shows how the values of the report page are computed, section by section.
 
     Args:
         deployment: The deployment.
-        request: The load, and the command words that the text shows.
+        request: The number of users and their contexts, and the command words that the text shows.
 
     Raises:
         UserError: The model cannot run in this deployment.

@@ -220,12 +220,15 @@ def run_report(
 ) -> None:
     """Write a report page on one deployment as a single HTML file.
 
+    The page shows whether the load fits, how big the cache is, and how long a step and a request
+    take.
+
     Args:
         model: Name or file of the model.
         output: HTML file to write; `-` prints it.
         deploying: The deployment, in a list of one.
-        page: The load.
-        explain: Whether to print the formulas of the page's figures instead.
+        page: The number of users and their contexts.
+        explain: Whether to print how the page's values are computed instead.
     """
     from kvcalc.answers.page import PageRequest, html_page, page_explained
     from kvcalc.library.files import destination

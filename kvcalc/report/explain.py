@@ -379,14 +379,16 @@ def _bytes(size: int) -> str:
 def explain_roofline(
     deployment: TimedDeployment, batch: Batch, bounds: list[BoundedOperator]
 ) -> str:
-    """Return a text that shows how FLOPs, bytes and times of each operator in a pass are computed.
+    """Return a text that shows how FLOPs, bytes and times of each operator are computed.
 
-    FLOPs and bytes are of one run of the operator on one GPU. Times are of all runs in the pass.
+    The operators are of one forward pass. FLOPs and bytes are of one run of the operator on one
+    GPU. Times are of all runs in the pass.
 
     Args:
         deployment: The deployment.
         batch: The sequences in the pass, with their new and cached tokens.
-        bounds: The operators of the pass with their datasheet bounds.
+        bounds: The operators of the pass with their datasheet bounds: the larger of FLOPs ÷ peak
+            and bytes ÷ bandwidth.
     """
     model, calibration = deployment.model, deployment.calibration
     groups = [

@@ -243,7 +243,9 @@ class Config:
         return value
 
     def items(self, key: str, max_items: int = MAX_ITEMS) -> list[Any] | None:
-        """Return the complete list under a key, or None if the key is missing or null.
+        """Return the complete list under a key, with the entries of all layers.
+
+        The result is None if the key is missing or null.
 
         Args:
             key: The key. The file may spell it differently, such as `n_head` for
@@ -282,6 +284,9 @@ class Config:
     def table(self, key: str) -> JsonObject:
         """Return the mapping under a key for the current layer; {} if the key is missing or null.
 
+        If the value is a list with one mapping per layer, the result is the mapping of the layer
+        that is being built (attribute `layer`).
+
         Args:
             key: The key. The file may spell it differently, such as `n_head` for
                 `num_attention_heads`.
@@ -294,9 +299,10 @@ class Config:
         return table
 
     def nested(self, key: str) -> "Config":
-        """Return the mapping under a key as a `Config` of its own, with the same current layer.
+        """Return the mapping under a key as a `Config` of its own, for access to its inner keys.
 
-        If the key is missing, the result has only the defaults of this mapping.
+        The result has the same current layer (attribute `layer`), which is the layer that is being
+        built. If the key is missing, the result has only the defaults of this mapping.
 
         Args:
             key: The key. The file may spell it differently, such as `n_head` for

@@ -51,8 +51,8 @@ class ConfigNote(NamedTuple):
 
     Attributes:
         notes: Sentences for the user.
-        exact: False if the computed parameter count may be wrong: the model type has no table
-            entry, its choice is uncertain, or an unread key may add weights.
+        exact: False if the computed parameter count may be wrong: kvcalc has no rules for the model
+            type, the choice of the type is uncertain, or an unread key may add weights.
     """
 
     notes: tuple[str, ...]
@@ -115,6 +115,8 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
 
 def may_carry_weights(key: str) -> bool:
     """Return whether an unknown key of config.json may add parameters, judged by its name.
+
+    If it may, the parameter count is marked as uncertain.
 
     Args:
         key: Name of the key, without the mappings that contain it.

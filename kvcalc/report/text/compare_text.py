@@ -160,7 +160,8 @@ class CompareRow(CompareRecord):
     """A row of the table that `compare` prints: a record with three further values.
 
     Attributes:
-        step_s: Seconds of a decode step as predicted, or its datasheet bound without a calibration.
+        step_s: Predicted seconds of a decode step. For a GPU and engine without measured kernels,
+            it is a lower bound from the datasheet.
         grade: Published quality of the attention variant, such as `99.8%` or `moderate`.
         intensity: FLOP per byte of the decode step.
     """

@@ -507,10 +507,10 @@ def allocation_table(run: AllocationRun) -> Table:
 def matrix_table(records: Records) -> Table:
     """Return the table of `fit --matrix`: free KV cache bytes per GPU, negative if they do not fit.
 
-    A row is a number of users, and a column is a context.
+    A row is a number of users, and a column is a context in tokens.
 
     Args:
-        records: Records of one deployment, one per cell.
+        records: Records of one deployment, one per combination of users and context.
     """
     first = records[0]
     texts = ["none of these"]

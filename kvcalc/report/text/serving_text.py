@@ -216,7 +216,8 @@ MIN_VISIBLE_RATIO = 1.005  # ratio of two figures that do not read as equal
 def serve_table(records: Records, lengths_note: str) -> Table:
     """Return the table that `serve` prints, with a row per simulated server and load.
 
-    If a sweep of rates was simulated, it has a row per rate.
+    Columns are latencies, throughput and use of the KV cache. If several request rates were tried,
+    there is a row per rate.
 
     Args:
         records: Records of `serve`.

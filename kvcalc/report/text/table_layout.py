@@ -92,13 +92,13 @@ class CommandLine(str):
 
 
 class LaidOutTable(NamedTuple):
-    """The lines of a printed table, in four groups that differ in emphasis.
+    """The lines of a printed table, in four groups that differ in emphasis on a terminal.
 
     Attributes:
-        title: Lines of the answer sentence.
-        head: The line with the column headings.
+        title: Lines of the answer sentence, printed in bold.
+        head: The line with the column headings, printed in bold.
         rows: Lines of the rows.
-        below: Lines of footnotes and command lines.
+        below: Lines of footnotes and command lines, printed dim.
     """
 
     title: list[str]
@@ -339,7 +339,7 @@ def cell_text(column: Column, record: Record) -> str:
     """Return a record's value for a column as the text of a cell; a dash if the value is None.
 
     A mark before the value means: ≥ or ≤ a datasheet bound, ~ a time scaled from another GPU, and
-    ≈ a figure of estimated parameters. A text such as `< 1 µs` gets no mark.
+    ≈ an estimated number of parameters or bytes. A text such as `< 1 µs` gets no mark.
 
     Args:
         column: The column, with its key and its format.

@@ -74,13 +74,13 @@ def per_token(value: float) -> str:
 
 
 def basis_name(basis: str) -> str:
-    """Return the name of a calibration without its version.
+    """Return the name of a time model without its version, for footnotes on the source of times.
 
     Example: `vllm 0.24.0 calibration` gives `vllm`. If times are scaled from another GPU,
     `vllm 0.24.0 calibration of a100` gives `vllm of a100`.
 
     Args:
-        basis: Value of the key `basis` in a record: the calibration behind the times.
+        basis: Value of the key `basis` in a record, which names the time model.
     """
     name, _, source = basis.partition(" calibration")
     return name.split()[0] + source
@@ -379,10 +379,10 @@ def time_details(records: Records) -> list[str]:
 
 
 def pass_notes(records: Records, *more: str) -> list[str]:
-    """Return the footnotes of a table whose rows are batches with their times.
+    """Return the footnotes of a table whose rows are batches of sequences with their times.
 
     The first note is the source of the times. Warnings, such as rows that do not fit in memory, and
-    the accuracy of the times follow. Notes may be ''.
+    the accuracy of the times follow. A note that does not apply is ''.
 
     Args:
         records: The rows.
@@ -404,7 +404,8 @@ def pass_notes(records: Records, *more: str) -> list[str]:
 def pass_details(records: Records) -> list[str]:
     """Return further notes of a table whose rows are batches with their times, for `--verbose`.
 
-    They are about calibrations, nodes, and engines whose KV cache budget is unknown.
+    They name the time models with their versions, the bandwidth between nodes, and engines whose KV
+    cache budget is unknown.
 
     Args:
         records: The rows.
@@ -497,7 +498,11 @@ GPU_COLUMNS = columns(
 
 
 def model_table(records: Sequence[ModelPresetRecord]) -> Table:
-    """Return the table of model presets that `models` prints."""
+    """Return the table of model presets that `models` prints: parameters, cache sizes and more.
+
+    Args:
+        records: Records of the presets, one per row.
+    """
     notes = [
         "",
         "per token: KV cache of one sequence at 8,192 tokens in bf16, all layers",
@@ -507,7 +512,11 @@ def model_table(records: Sequence[ModelPresetRecord]) -> Table:
 
 
 def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
-    """Return the table of GPU presets that `gpus` prints."""
+    """Return the table of GPU presets that `gpus` prints: memory, bandwidth, FLOP rates and more.
+
+    Args:
+        records: Records of the presets, one per row.
+    """
     notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
     return Table(records, GPU_COLUMNS, _title(len(records), "GPU"), notes)
 

@@ -100,7 +100,7 @@ def entry_texts() -> dict[str, str]:
 
 
 def type_names() -> list[str]:
-    """Return the names of the model types that have an entry in the table."""
+    """Return the names of the model types for which kvcalc has rules, such as `llama`."""
     return [name for name in entry_texts() if not name.startswith("$")]
 
 
