@@ -27,7 +27,7 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 
 
 def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
-    """Parse a token count, such as `4096`, or `4k` with a binary suffix, into 4096.
+    """Parse a number of tokens: `4096`, or `4k` with a binary suffix, which is 4096 too.
 
     The suffixes k, m and g stand for 2^10, 2^20 and 2^30.
 
@@ -191,7 +191,7 @@ def format_bytes(count: float, digits: int = 2) -> str:
 def scale_of(count: float) -> tuple[int, str]:
     """Return the unit in which `format_bytes` writes `count`, as (bytes of one unit, name).
 
-    Example: 1536 gives (1024, 'KiB'). A picture uses it to label an axis in one unit.
+    Example: 1536 gives (1024, 'KiB'). A table uses it to write all its cells in one unit.
 
     Args:
         count: Number of bytes that selects the unit.

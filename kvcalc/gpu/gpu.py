@@ -220,8 +220,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     @property
     def inter_domain_rate(self) -> float | None:
-        """Return the bytes per second from one GPU to a GPU outside its link domain, in one
-        direction.
+        """Return the bytes per second, one way, from one GPU to another outside its link domain.
 
         A link domain is the set of GPUs that one link, such as NVLink, connects. The result is None
         if the rate is unknown.
@@ -321,8 +320,8 @@ def cost_bound(
         dtype: Dtype of the matrix products, or several separated by `/`, of which the first with a
             matrix unit is used; '' without products.
         gpu: One GPU, or the rates of several GPU models as arrays.
-        memory_only: Whether matrix products take no time if the GPU has no peak for them. The
-            result is then still a lower bound.
+        memory_only: Whether matrix products take no time if the GPU has no peak for them. This is
+            for decode steps, whose memory time is then still a lower bound.
 
     Raises:
         UserError: The GPU has no peak for the dtype or a wider one, and `memory_only` is false.
@@ -386,8 +385,8 @@ def roofline(
     Args:
         operators: Operators of the pass on one GPU.
         gpu: The GPU on which the pass runs.
-        memory_only: Whether matrix products take no time if the GPU has no peak for their dtype. If
-            false, this is an error.
+        memory_only: Whether matrix products take no time if the GPU has no peak for their dtype.
+            This is for decode steps, whose memory time is then still a lower bound.
 
     Raises:
         UserError: The GPU lacks a required matrix peak, and `memory_only` is false.

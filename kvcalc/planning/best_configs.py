@@ -321,7 +321,7 @@ class BestConfigs(NamedTuple):
 
     Attributes:
         need: The requirement: the load (users or requests per second, lengths) and the targets.
-        best: At most MAX_BEST candidates that meet the targets, the best first.
+        best: At most 5 (MAX_BEST) candidates that meet the targets, the best first.
         best_by_gpu: The best candidate of each GPU model that meets the targets.
         cheaper: The candidate that costs less than the best one and misses the targets most
             narrowly. Without prices, it has fewer GPUs of the same model. None if there is none.
@@ -352,15 +352,20 @@ class BestConfigs(NamedTuple):
 
     @property
     def answers(self) -> list[Candidate]:
-        """Return the best candidates, or only the closest miss if no candidate meets the targets.
+        """Return the best candidates. If none meets the targets, return only the closest miss.
 
-        The list is empty if there is no closest miss either.
+        A candidate is a deployment with a number of replicas. The closest miss is the one that
+        misses the targets most narrowly. The list is empty if there is none.
         """
         return self.best or ([self.closest] if self.closest else [])
 
     @property
     def listed(self) -> list[Candidate]:
-        """Return the candidates to print: `answers`, then the first MAX_BEST of `unranked`."""
+        """Return the candidates to print: the best ones, then up to 5 that have only lower bounds.
+
+        The first are `answers`. The others are from `unranked`: their GPU models have no
+        calibration, so that their times are lower bounds and are not ranked with predictions.
+        """
         return [*self.answers, *self.unranked[:MAX_BEST]]
 
     @property
@@ -472,7 +477,10 @@ class CandidateRanking:
             del ranked[MAX_BEST:]
 
     def result(self) -> BestConfigs:
-        """Return the best candidates, closest misses and Pareto fronts of all added batches."""
+        """Return the best candidates, closest misses and Pareto fronts of all added batches.
+
+        A candidate is a deployment with a number of replicas.
+        """
         met = self._best.keys()
         predicted = {name for name, has_bounds in self._has_bounds.items() if not has_bounds}
         bounded = self._has_bounds.keys() - predicted

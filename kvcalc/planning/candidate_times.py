@@ -173,8 +173,10 @@ class DeploymentTimer:
     def times(self, lengths: RequestLengths, capacity: Array) -> tuple[Array, Array, Array]:
         """Return (TTFT, TPOT, end-to-end time) of requests in seconds; NaN if unknown.
 
-        TTFT is the time to the first token, TPOT the time per output token. Decode steps are timed
-        only for numbers of sequences that fit, because timing all steps of an answer takes long.
+        TTFT is the time to the first token, TPOT the time per output token. The axes of the arrays
+        are the deployments of the timer, and its numbers of concurrent sequences (`counts`). Decode
+        steps are timed only for numbers of sequences that fit, because timing all steps of an
+        answer takes long.
 
         Args:
             lengths: Tokens of prompt and answer of each request; all requests are equal.

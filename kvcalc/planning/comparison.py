@@ -33,7 +33,7 @@ class AttentionPoint(NamedTuple):
 
     Attributes:
         label: Name of the variant in the printed table, such as "GQA-8".
-        variant: Name of the variant in the syntax of `variant`, such as "gqa:8".
+        variant: Name of the variant as in the option `compare --variants`, such as "gqa:8".
         phase: "decode" or "prefill".
     """
 

@@ -85,8 +85,8 @@ class SearchResult(NamedTuple):
 
     Attributes:
         space: The search space: models, GPU models, parallelism and data types that were combined.
-        answers: One result for each model and requirement. All requirements of the first model come
-            first.
+        answers: One result for each model and requirement (load and targets). All requirements of
+            the first model come first.
         remarks: Sentences about deployments that were left out, with the reason.
     """
 
@@ -179,14 +179,14 @@ class TargetChange(NamedTuple):
 def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
     """Return command-line options, such as "--max-tpot 4.6ms", with which the targets can be met.
 
-    Each text is one alternative. It loosens a target, allows more GPUs, or reduces the users or the
-    data types. It is tried on the GPU model of the deployment that misses the targets most
-    narrowly. Alternatives with which no deployment meets the targets are left out, so the list may
-    be empty.
+    Each text is one alternative. It loosens a target, allows more GPUs, reduces the number of
+    users, or selects narrower data types. It is tried on the GPU model of the deployment that
+    misses the targets most narrowly. Alternatives with which no deployment meets the targets are
+    left out, so the list may be empty.
 
     Args:
         answer: The result of a search in which no deployment meets the targets.
-        space: The search space of this search.
+        space: The search space of this result.
     """
     texts: list[str] = []
     for change in _changes(answer.closest, space) if answer.closest else ():

@@ -150,7 +150,8 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         """Return the largest tensor-parallel size to try on a GPU model.
 
         This is the number of GPUs that one link, such as NVLink, connects, or 8 if the preset does
-        not state it. If the field `tp` states sizes, it is `max_gpus`.
+        not state it or if a bridge joins cards only in pairs. If the field `tp` states sizes, it is
+        `max_gpus`.
         """
         if self.tp:
             return self.max_gpus

@@ -99,7 +99,8 @@ def cache_curve(
 ) -> CacheCurve:
     """Return the KV cache bytes of a model at several contexts.
 
-    All bytes are those of the GPU that stores the most.
+    They are the bytes that are stored and that a decode step reads, on the GPU that stores the
+    most.
 
     Args:
         model: The model.
@@ -151,7 +152,7 @@ class SparseReads(NamedTuple):
 def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> SparseReads:
     """Return the KV cache of a model with MLA and a model with sparse attention (DSA), by context.
 
-    Both are for one sequence.
+    The bytes are those that are stored and that a decode step reads, for one sequence.
 
     Args:
         models: The two models, in any order.

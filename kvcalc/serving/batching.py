@@ -145,7 +145,7 @@ class Decoding:
     def needed(self) -> int:
         """Return the KV cache bytes that all decoding sequences need after one more token each.
 
-        They are allocated bytes of the rank's GPU with the most, including those allocated now.
+        The bytes are on the rank's GPU with the most, and include those allocated now.
         """
         return int(self.pool.allocated[self.cached + 1].sum())
 
@@ -225,8 +225,8 @@ class Decoding:
             other_stored: Part of `other_allocated` that contains tokens.
 
         Returns:
-            The KV cache bytes of all requests of the rank during the passes, including others. And
-            the requests that are complete.
+            A pair: the KV cache bytes of all requests of the rank during the passes, and the
+            requests that are complete.
         """
         if self.drafting:
             gained = self.drafting.draw_tokens(self.rng, self.count).clip(max=self.remaining)

@@ -223,8 +223,8 @@ def block_of(model: Model) -> int:
 def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> Iterator[Any]:
     """Yield the integers from `first` to `end` − 1 in arrays of at most `block` elements.
 
-    Each integer is, for example, a context at which a decode step is timed. Blocks bound the memory
-    of kvcalc.
+    Each integer is, for example, a context at which a decode step is timed. Blocks limit the memory
+    that kvcalc needs.
 
     Args:
         first: First integer.
@@ -332,7 +332,7 @@ def latency_records(
 
     The keys are those of `LatencyRecord`. Some of them need an explanation:
 
-    - `uncached_ttft_s` is TTFT without the cached prefix; None without a prefix.
+    - `uncached_ttft_s` is the time to first token if no prefix were cached; None without a prefix.
     - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
       if the GPU's power is unknown.
     - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.

@@ -374,7 +374,7 @@ class ArrivalQueue:
         self.coming: list[tuple[float, int, float]] = list(zip(*columns, strict=True))
 
     def request(self, index: int) -> int:
-        """Return the index among the requests of all ranks of a request of this rank.
+        """Return a request's index among the requests of all data-parallel ranks.
 
         Args:
             index: Index of the request among those of this rank.

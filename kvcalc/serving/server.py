@@ -45,7 +45,7 @@ def summary(
     Args:
         served: All requests with their times, and the sums over the passes of each rank.
         budget: Bytes for the KV cache on one GPU, of which `kv_peak` is the share used at the peak.
-        slo_ttft, slo_tpot: Targets for TTFT and TPOT in seconds, for the goodput; 0 for none.
+        slo_ttft, slo_tpot: Targets of time to first token and per output token [s]; 0 for none.
     """
     requests, logs, times = served.requests, served.logs, served.times
 

@@ -58,6 +58,12 @@ class DecodeArrivals(ArrivalQueue):
     senders: "list[PrefillArrivals]"
 
     def record_done(self, index: int, now: float) -> None:
+        """Record that a request has its last token, also at its prefill rank.
+
+        Args:
+            index: Index of the request among those of this decode rank.
+            now: Simulated time in seconds at which the request is done.
+        """
         super().record_done(index, now)
         self.senders[self.request(index) % len(self.senders)].record_answer(now)
 

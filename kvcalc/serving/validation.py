@@ -212,9 +212,9 @@ PAIRS = {"roofline": [0, 1], "ttft": [3, 5], "throughput": [4, 6]}
 
 
 def remarks(validation: Validation) -> list[str]:
-    """Return sentences on the rows that were not compared: invalid rows, and unknown GPUs.
+    """Return sentences on the measured rows that have no bound or prediction, with the reason.
 
-    The list is empty if all rows were compared.
+    Such rows are invalid, or their GPU is unknown. The list is empty if there are none.
 
     Args:
         validation: A file of measured rows, with bounds and predictions.

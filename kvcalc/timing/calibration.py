@@ -318,7 +318,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return CALIBRATED if self.gpu == gpu.name else SCALED
 
     def check(self, path: str, lines: Lines) -> None:
-        """Check that each time model suits its kernel family, and its parameters their ranges.
+        """Check that each time model suits its kernel family and has parameters in their ranges.
 
         Args:
             path: Path of the calibration file, for the error message.

@@ -361,7 +361,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         Example: "computed in bf16: rtx-3090 has no fp8 unit".
 
         Args:
-            batches: Forward passes whose matrix products are checked, as their sequences.
+            batches: Forward passes whose matrix products are checked, each given by its sequences.
         """
         first: dict[str, Operator] = {}
         for operator in (operator for batch in batches for operator in self.operators(batch)):
@@ -369,7 +369,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return the KV cache bytes of a batch on the GPU that stores the most of it.
+        """Return the KV cache bytes of a batch, stored and read per decode step, on one GPU.
+
+        It is the GPU that stores the most.
 
         Args:
             context: Tokens of each sequence.

@@ -62,7 +62,7 @@ def fit(
 ) -> ModelFit:
     """Return the time model of a kernel that predicts measured times best.
 
-    All forms in the class's `CHOICES` are fitted. The one with the least `FitObjective` wins.
+    All forms in the class's `CHOICES` are fitted. The one with the least loss is returned.
 
     Args:
         model_class: Class of the time model to fit, such as `Gemm`.
@@ -149,7 +149,7 @@ class FitObjective(NamedTuple):
     prior_deviation: float
 
     def loss(self, point: Array, residual: Array) -> float:
-        """Return the mean loss of the rows at a point, plus a penalty for untypical parameters.
+        """Return the weighted mean loss of the rows, plus a penalty for untypical parameters.
 
         The loss of a row is quadratic in its residual r for small r and linear for large r: √(1 +
         (r/softness)²) − 1.

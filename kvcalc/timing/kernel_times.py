@@ -233,7 +233,7 @@ class KernelTimer(NamedTuple):
         Otherwise it is the module's predicted time, minus its operators, minus the overhead of an
         MLA module for one token, and at least 0. An engine's overhead per layer, which was fitted
         to measured servers, already contains the overhead of such an MLA module. At most 16 new
-        tokens of each sequence count, because only decode steps were measured.
+        tokens of each sequence count, so that more tokens never take less time.
 
         Args:
             shape: Sizes of the module in one layer on one rank.

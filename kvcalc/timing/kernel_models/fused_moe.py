@@ -221,7 +221,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         ts: Time to sort each pair [µs].
         bytes: Bytes of one weight, including scales.
         compute: Bytes of one operand element of the products: 2 for bf16, 1 for fp8, 0.5 for fp4.
-        gated: Whether an expert has a gate matrix beside its up matrix.
+        gated: Whether an expert has a gate matrix in addition to its up matrix.
         tiles: Rule by which the kernel selects the tile of m rows and n columns. `menu` takes the
             fastest of four tiles. `vllm` and `sglang` are the rules of the engines' Triton kernels,
             and `vllm_block` and `sglang_block` their rules for fp8 weights with scales per block.

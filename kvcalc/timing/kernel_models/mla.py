@@ -367,8 +367,9 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
 def weights_of(heads: Array, *widths: Array) -> tuple[Array, Array]:
     """Return two counts of weights of one layer's latent attention (MLA) on one rank.
 
-    The first is the number of weights in the projections, including the indexer's. The second is
-    the number of weights in the two absorbed matrices, W_UK and W_UV.
+    They give the bytes and FLOPs of the projections. The first is the number of weights in the
+    projections, including the indexer's. The second is the number of weights in the two absorbed
+    matrices, W_UK and W_UV.
 
     Args:
         heads: Query heads on the rank.
