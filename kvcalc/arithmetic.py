@@ -201,10 +201,11 @@ def doublings(n: int) -> int:
 def by_number(a: Num, rule: Callable[[int], int]) -> Num:
     """Return `rule(a)` for an int, or a float array with the rule's result for each element.
 
+    It lets formulas with arrays call a rule that works only for an int, such as a rule with `if`.
+
     Args:
         a: An int or an array of whole numbers.
-        rule: Function of one int, such as one with `if` statements, which an array does not allow.
-            It is called once for each distinct number in `a`.
+        rule: Function of one int. It is called once for each distinct number in `a`.
     """
     if isinstance(a, int):
         return rule(a)
@@ -223,8 +224,8 @@ def at_least(a: Num, bound: int) -> Num:
 
 
 def array_of(value: Num) -> Num:
-    """Return an int unchanged, and an array as float64.
+    """Return an array of counts as float64, in which formulas compute, or an int unchanged.
 
-    Counts in formulas are float64, which is exact for whole numbers up to 2^53.
+    A float64 is exact for whole numbers up to 2^53.
     """
     return value if isinstance(value, int) else value.astype("float64", copy=False)

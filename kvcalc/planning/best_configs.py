@@ -528,7 +528,8 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 
     Args:
         candidate: The candidate.
-        price: Price per hour of one GPU; if it is 0, the costs in the record are None.
+        price: Price per hour of one GPU of the candidate; if it is 0, the costs in the record are
+            None.
     """
     need, deployment, draft = candidate.need, candidate.deployment, candidate.speculation
     ranks, formats = deployment.parallelism, deployment.formats

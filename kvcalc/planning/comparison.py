@@ -218,7 +218,7 @@ def of_dimensions(records: Sequence[CompareRecord]) -> list[VariantRecord]:
     are removed.
 
     Args:
-        records: Records of `compare_records`.
+        records: Records that `compare_records` returned for the attention variants of the model.
     """
     keys = VariantRecord.__annotations__.keys() - UNKNOWN.keys()
     results = []

@@ -98,11 +98,11 @@ class Quality(NamedTuple):
     """Published findings on the model quality of an attention variant, such as MQA or a window.
 
     Attributes:
-        head_diversity: How different keys and values of the heads can be: "full", "grouped",
-            "shared", or "as before" for a step that does not change this.
+        head_diversity: How different keys and values of the heads can be: "full", "grouped" or
+            "shared". "as before" means that the variant, such as a window, does not change this.
         note: One or more published findings with scores and sources, as text.
         trades: What the variant gives up, as a noun such as "memory" or "quality".
-        scores: Published benchmark scores that `note` cites, each with the model that it names.
+        scores: Published benchmark scores that `note` cites. Each names its benchmark and model.
     """
 
     head_diversity: str
@@ -167,10 +167,10 @@ OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")}
 
 
 def quality_of(variant: str, attention: str) -> dict[str, Quality]:
-    """Return the published quality of each step in an attention variant's name, by the step.
+    """Return published findings on the model quality of each step in an attention variant's name.
 
-    Example: "gqa:8/window:4096" has the steps "gqa:8" and "window:4096". Steps without published
-    quality are left out.
+    The result maps a step to its findings. Example: "gqa:8/window:4096" has the steps "gqa:8" and
+    "window:4096". Steps without published findings are left out.
 
     Args:
         variant: The variant's name. "none" in it stands for the steps in `attention`.

@@ -49,8 +49,8 @@ Chunks: TypeAlias = tuple[tuple[int, int], ...]  # (new, past) of each chunk of 
 class StepTimeSegment(NamedTuple):
     """Seconds of consecutive decode passes over the same sequences.
 
-    The contexts grow from pass to pass, so the times grow linearly, or as `exact_seconds` lists
-    them.
+    The sequences grow from pass to pass, so each pass takes longer. The times grow linearly, or as
+    `exact_seconds` lists them.
 
     Attributes:
         first: Seconds of the first pass.
@@ -255,7 +255,8 @@ def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
 class InterpolatedStepTimer(StepTimer):
     """Computes the seconds of forward passes quickly, by interpolation in tables.
 
-    It can also time passes with both prompts and decodes.
+    A simulation runs many thousand passes, for which exact times would take too long. This timer
+    also times passes with both prompts and decodes.
 
     Args:
         deployment: Model on one replica of GPUs.

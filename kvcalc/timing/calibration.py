@@ -288,7 +288,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
         A kind of data names the data types of a kernel's operands. If this kind was not measured,
         the nearest measured kind is used. If it was measured with several kernels, the kernel with
-        the most measured rows is used.
+        the most measured rows is used. The result is None if no near kind was measured, or if its
+        fit is not used because of its errors.
 
         Args:
             family: Kernel family, such as `gemm`, `decode_attention` or `moe`.

@@ -101,7 +101,8 @@ def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
     """Return whether the time model of an operator was fitted to its dtype and weight format.
 
     The result is False for formats that quantise only the weights (awq, int4) and for dtypes
-    without measurements. Their predicted times are marked as scaled.
+    without measurements. The predicted times of such operators are marked as scaled, not as
+    calibrated.
 
     Args:
         operator: The operator of a forward pass, such as a GEMM.
