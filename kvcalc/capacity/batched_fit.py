@@ -40,8 +40,8 @@ class BatchedFit(NamedTuple):
 
     Attributes:
         fit: The deployment on the first of the GPU models.
-        plans: Cache layout of one GPU of each pipeline stage, by stage index. Of several stages
-            with equal layers, only the first is a key.
+        plans: Cache layout of one GPU of each pipeline stage, by stage index. If several stages
+            have equal layers, only the first is a key.
         gpus: The GPU models.
         gpu_indices: Index of each of `gpus` in the list that `BatchedFitBuilder.batches` got.
         utilizations: Share of its memory that the engine may use, for each of `gpus`, from 0 to 1.
@@ -74,8 +74,8 @@ class BatchedFit(NamedTuple):
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
         """Return how many sequences fit in the replica, as an array [GPUs in `gpus`, counts].
 
-        The pipeline stage that fits the fewest sequences decides. The values equal `Fit.capacity`:
-        all data-parallel ranks count.
+        The pipeline stage that fits the smallest number of sequences decides. The values equal
+        `Fit.capacity`: all data-parallel ranks count.
 
         Args:
             remaining: Result of `remaining_bytes`: bytes per GPU for the KV cache [stages, GPUs,

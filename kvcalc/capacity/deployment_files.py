@@ -58,7 +58,7 @@ class DeclaredServer(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What a deployment file states outside of a container, for all containers inside.
+    """The settings that a deployment file states around a container, for all containers inside.
 
     A new scope begins at each YAML mapping, and inherits from the scope around it.
 

@@ -56,7 +56,7 @@ class CapacityLimits(NamedTuple):
         cache: Smallest KV cache that fits them: bytes per GPU of the stage that needs the most.
         utilization: Smallest gpu_memory_utilization that fits them, in steps of 0.0001; None if it
             is above 1.
-        sequences: Largest max_num_seqs, over all data-parallel ranks, of which all sequences fit.
+        sequences: Largest max_num_seqs, over all data-parallel ranks, with which all sequences fit.
         length: Largest max_model_len in tokens, with the requested or the engine's own
             max_num_seqs. None means without a limit.
     """
@@ -71,7 +71,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     """The capacity of a deployment: its memory, its KV cache budget, and how many sequences fit.
 
     Properties are computed when they are first read. All bytes are for one GPU of the pipeline
-    stage that fits the fewest sequences. Numbers of sequences are for the whole replica (all
+    stage that fits the smallest number of sequences. Numbers of sequences are for the replica (all
     data-parallel ranks), unless stated otherwise.
 
     Attributes:
@@ -82,8 +82,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         release: The rules of the engine's version; None if the engine has no versions.
         max_num_seqs: Sequences of one data-parallel (dp) rank for which the engine is set up.
         utilization: Share of the memory that the engine may use, from 0 to 1.
-        utilization_basis: Memory to which the share refers: "total"; "free", without what is in use
-            before the weights load; or "remaining", what all other parts of memory leave.
+        utilization_basis: Memory to which the share refers: "total"; "free", without the memory in
+            use before the weights load; or "remaining", the memory that all other parts leave.
         length: Tokens of each sequence: `max_model_len`, or the model's own maximum.
         layers: Every layer with a cache, including layers of a draft model.
         extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers ("mtp")
@@ -299,7 +299,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def stage(self) -> int:
-        """Return the index of the pipeline stage that fits the fewest sequences, the bottleneck."""
+        """Return the index of the pipeline stage that fits the smallest number of sequences."""
         length, shared = self.length, self.options.shared_prefix
         capacities = []
         for stage, terms in enumerate(self.stage_terms[self.estimate]):
@@ -315,7 +315,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def content(self) -> Content:
-        """Return what one GPU of `stage` stores in its KV cache, without blocks and padding."""
+        """Return the content of the KV cache of one GPU of `stage`, without blocks and padding."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -325,13 +325,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def terms(self) -> MemoryBreakdown:
         """Return the bytes of one GPU of `stage` outside the KV cache, such as weights.
-        They are those of the middle of three estimates."""
+        The estimate is the middle of three."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
         """Return the bytes of one GPU of `stage` outside the KV cache, such as weights.
-        They are those of the estimate that the request selects: "low", "middle" or "high"."""
+        The request selects the estimate: "low", "middle" or "high"."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -518,7 +518,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def fits(self) -> bool:
         """Return whether all requested sequences fit in the replica.
-        A cache size in the options counts as given, even if it exceeds the remaining memory."""
+        A cache size in the options counts unchanged, even if it exceeds the remaining memory."""
         has_memory = self.has_given_cache or self.shortage_bytes == 0
         return has_memory and self.sequences >= self.options.requested_num_seqs
 

@@ -94,9 +94,9 @@ class Flag(NamedTuple):
         name: Name of the kvcalc option; "-" if the flag does not change the memory.
         kind: How to read the flag's value. "switch": a flag without a value. "number": a whole
             number. "signed": a whole number, or -1, "all" or "auto". "length": a number of tokens,
-            or -1 or "auto". "real": a decimal number. "text" and "name": text, of which "name" is
-            in lower case. "format", "torch", "ggml" and "sglang": a data type, by kvcalc's names or
-            by those of torch, GGML or SGLang.
+            or -1 or "auto". "real": a decimal number. "text": any text. "name": a text in lower
+            case. "format", "torch", "ggml" and "sglang": a data type, by kvcalc's names or by the
+            names in torch, GGML or SGLang.
         spellings: All spellings that the engine accepts. kvcalc writes the first one.
         setting: Value of the kvcalc option if a switch is present.
     """

@@ -47,8 +47,9 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ranks: The parallelism.
         gpu: GPU model.
         stage: Index of the GPU's pipeline stage.
-        utilization_basis: Memory to which the engine's share refers: "total"; "free", without what
-            is in use before the weights load; or "remaining", what all other parts of memory leave.
+        utilization_basis: Memory to which the engine's share refers: "total"; "free", without the
+            memory in use before the weights load; or "remaining", the memory that all other parts
+            leave.
         tokens: Maximum tokens of one forward pass.
         sequences: Maximum sequences of one data-parallel (dp) rank in a forward pass: max_num_seqs,
             but at most `tokens`. An int or an integer array.

@@ -71,8 +71,8 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
         Args:
             cost: The disadvantage of the changes as text; "" keeps that of earlier changes.
-            values: New values by name: of the parallelism (`tp`), of the formats (`kv_cache_dtype`)
-                or of the options of `fit`.
+            values: New values by name: parallelism (`tp`), formats (`kv_cache_dtype`) or options of
+                `fit`.
 
         Raises:
             UserError: The values are invalid together.

@@ -32,13 +32,13 @@ SIMILARITY = 0.7  # a name that shares fewer letters is another word
 
 
 def first_steps() -> str:
-    """Return what `kvcalc` prints if it is called without arguments: five commands to try first."""
+    """Return the text of `kvcalc` without arguments: five commands to try first."""
     lines = [f"{line:<48}{text}" for line, text in FIRST_STEPS.items()]
     return "\n".join([*lines, f"{'kvcalc --help':<48}all commands"]) + "\n"
 
 
 def general_help() -> str:
-    """Return what `kvcalc --help` prints: all commands, and the options of `kvcalc` itself."""
+    """Return the text of `kvcalc --help`: all commands, and the options of `kvcalc` itself."""
     width = _width()
     lines = ["kvcalc COMMAND …", "", *wrapped(ABOUT, width), "", "Try first:"]
     lines += [f"  {line}" for line in FIRST_STEPS]

@@ -98,7 +98,7 @@ def call(command: str, values: JsonObject) -> Any:
 def input_schema(command: str) -> JsonObject:
     """Return the JSON Schema of a command's arguments and options, without hidden options.
 
-    An MCP client reads from it what the tool takes.
+    An MCP client reads from it which arguments the tool takes.
 
     Args:
         command: Name of the command, such as "fit".
@@ -127,7 +127,7 @@ def _option_schema(parameter: Parameter) -> JsonObject:
 
 
 def output_schema(command: str) -> JsonObject:
-    """Return the JSON Schema of what the MCP tool of a command returns: records and exit status.
+    """Return the JSON Schema of the result of a command's MCP tool: records and exit status.
 
     Args:
         command: Name of the command, such as "fit".

@@ -39,7 +39,7 @@ class MeasureOptions(Question, frozen=True):
         generate: Tokens to generate, with the KV cache and without, instead of single layers. 0
             measures layers.
         prompt_len: Prompt tokens of each generation.
-        phase: What to measure of layers: decode, prefill or both.
+        phase: Phase of layers to measure: decode, prefill or both.
         rows: CSV file to write with the measured times; '' for none.
         save_gpu: Name of a GPU preset to write with the measured ceilings (FLOP/s and bytes/s); ''
             for none.
@@ -73,7 +73,7 @@ def run(
     Args:
         model: Name or file of the model; '' for a standard layer.
         variant: Attention variants to measure, such as `mla` or `gqa:4`.
-        options: What to measure, on which device, and how long.
+        options: The options of the measurement, such as device and contexts.
         set_: Changes of the model's fields, such as `layers=40`.
 
     Returns:

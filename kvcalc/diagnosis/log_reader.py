@@ -201,7 +201,7 @@ USUAL_GPUS = """
 
 
 class Boot(msgspec.Struct):
-    """What a log states about one start of an engine.
+    """One start of an engine, as its log states it.
 
     Attributes:
         engine: Name of the engine, such as "vllm".

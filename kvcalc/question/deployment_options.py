@@ -47,10 +47,10 @@ class ShardingOptions(Question, frozen=True):
     On the command line, data types, `quantization` and `tp` may be comma-separated lists.
 
     Attributes:
-        dtype: Data type of weights and compute; `auto` for that of the published checkpoint.
+        dtype: Data type of weights and compute; `auto` for the type of the published checkpoint.
         kv_cache_dtype: Data type of the KV cache; `auto` for the engine's or model's own.
-        quantization: Format of quantized weights, such as `awq`; '' for none, or for that of the
-            published checkpoint.
+        quantization: Format of quantized weights, such as `awq`; '' for none, or for the format of
+            the published checkpoint.
         set_: Changes of the model's fields, such as `layers=40`.
         tp: GPUs for tensor parallelism; 0 (the text `auto`) tries 1, 2, 4 and 8.
         pp: Pipeline stages (pipeline parallelism).

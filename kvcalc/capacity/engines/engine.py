@@ -121,8 +121,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             Returns the format in which the engine stores the entry.
         content: Takes a layer. Returns the cache entries that the engine stores for it.
         utilization_basis: Memory that the memory share (such as gpu_memory_utilization) refers to:
-            "total"; "free", without what is in use before the weights load; or "remaining", what
-            all other parts of memory leave.
+            "total"; "free", without the memory in use before the weights load; or "remaining", the
+            memory that all other parts leave.
         excludes_activations: Whether activations and overhead are outside the share of the engine.
         spreads_context: Whether the engine has decode-context parallelism.
         memory_key: Takes the state of one GPU when the engine starts. Returns the GPU's properties
@@ -241,9 +241,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         ranks: Parallelism,
         settings: EngineSettings,
     ) -> tuple[StoredPart, ...]:
-        """Return what one GPU caches for a layer, in this engine's formats: one tuple per sublayer.
+        """Return the cache entries of a layer on one GPU, in this engine's formats, by sublayer.
 
-        Each tuple has the stored cache entries of the sublayer, such as keys and values. Sublayers
+        There is one tuple per sublayer, with its entries, such as keys and values. Sublayers
         without a cache are left out.
 
         Args:
@@ -318,9 +318,9 @@ def scaled_index_keys(
     """Return the format in which vLLM and SGLang store a cache entry.
 
     A cache entry is a kind of stored row, such as keys. The index keys of sparse attention on
-    latents (DSA) are in fp8 with scales, whatever the dtype of the cache is. Recurrent states have
-    the dtype `mamba_ssm_cache_dtype` of the settings, if there is one. Other entries have the
-    cache's format.
+    latents (DSA) are in fp8 with scales, for every dtype of the cache. Recurrent states have the
+    dtype `mamba_ssm_cache_dtype` of the settings, if there is one. Other entries have the cache's
+    format.
 
     Args:
         entry: The cache entry.

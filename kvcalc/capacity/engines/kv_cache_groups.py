@@ -107,7 +107,7 @@ class KVCacheGroup(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        """Return the spec of the first layer. The others differ at most in their bytes."""
+        """Return the spec of the first layer, by which the blocks of the group are counted."""
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:

@@ -54,7 +54,7 @@ StoredPart = tuple[StoredEntry, ...]
 
 
 class LayerCache(NamedTuple):
-    """What one layer stores in the KV cache, and on which pipeline stage.
+    """The stored cache entries of one layer, and the layer's pipeline stage.
 
     Attributes:
         model: The model of the layer: the target or a draft.
@@ -138,7 +138,7 @@ def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCa
 
 
 def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
-    """Return what each sublayer of a layer stores in the KV cache, sorted by the kind of page.
+    """Return the cache entries of each sublayer of a layer, sorted by the kind of page.
 
     A layer that stores nothing has an empty list.
 
@@ -168,7 +168,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return what the sublayers of a pipeline stage store in the KV cache, with their numbers.
+    """Return the cache entries of the sublayers of a pipeline stage, with their numbers.
 
     The items are pairs (pages of a sublayer, number of layers with equal pages).
 
@@ -258,7 +258,7 @@ class CacheLayout:
 
     A layout converts between bytes, sequences and lengths. A budget is the bytes of one GPU for the
     KV cache. The pool is the part of the budget that the engine allocates, such as whole blocks.
-    Sequences are those of one data-parallel rank.
+    Numbers of sequences are for one data-parallel rank.
 
     Attributes:
         block_size: Tokens of a block; None without blocks.
@@ -305,7 +305,7 @@ class CacheLayout:
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the bytes of those parts of one GPU's KV cache that the engine logs separately.
 
-        The keys are those of a `fit` record, such as `window_cache_bytes`. Most engines have none.
+        The keys are in the record of `fit`, such as `window_cache_bytes`. Most engines have none.
 
         Args:
             sequences: Requested sequences of one data-parallel rank.
@@ -358,9 +358,11 @@ class CacheLayout:
 
     def breakpoints(self) -> list[Record]:
         """Return the bytes of one sequence on one GPU as linear pieces: fixed + slope · tokens.
+
         There is one dict per range of lengths. Its keys are `from_tokens` (the first length),
         `fixed_bytes`, `bytes_per_token` (the slope), `block_tokens` (tokens of a block) and
-        `cause`: what stops growing at this length, such as "window"."""
+        `cause`: the part that stops growing at this length, such as "window".
+        """
         return segments(self.demands)
 
     def describe(self, length: int) -> list[str]:
@@ -397,7 +399,7 @@ class CacheLayout:
     def max_extra_sequences(self, memory: int, length: int) -> int:
         """Return how many more sequences fit in memory outside the KV cache, such as host memory.
 
-        The sequences are those of one data-parallel rank; 0 if they need no bytes.
+        The number is for one data-parallel rank. It is 0 if sequences need no bytes.
 
         Args:
             memory: Bytes of this other memory per GPU.
@@ -491,9 +493,9 @@ class BlockPool(LinearLayout):
     def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
         """Return one pair (common, own) of bytes on one GPU; n sequences need common + n · own.
 
-        `common` are the bytes of shared and placeholder blocks, `own` those of one sequence's other
-        blocks. Sequences share the full blocks of a common prefix. Layers with a sliding window or
-        chunks share none.
+        `common` are the bytes of shared and placeholder blocks, `own` the bytes of one sequence's
+        other blocks. Sequences share the full blocks of a common prefix. Layers with a sliding
+        window or chunks share none.
 
         Args:
             length: Tokens of each sequence.
@@ -519,7 +521,7 @@ class BlockPool(LinearLayout):
 
 
 class Content(LinearLayout):
-    """What one GPU stores in its KV cache, without an engine's blocks, padding or reserve.
+    """The content of one GPU's KV cache, without an engine's blocks, padding or reserve.
 
     Like every layout, it computes the bytes of some sequences. They are the least of any engine.
 
@@ -671,8 +673,8 @@ def segments(demands: Sequence[BlockDemand]) -> list[Record]:
     Returns:
         One dict per piece: its first length `from_tokens`, `fixed_bytes`, the slope
         `bytes_per_token` (an int if it is whole, otherwise a float), `block_tokens` (tokens of the
-        largest block that still grows), and `cause`: what stops growing at this length, such as
-        "window"; "" from 0 tokens on.
+        largest block that still grows), and `cause`: the part that stops growing at this length,
+        such as "window"; "" from 0 tokens on.
     """
     causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
     results: list[Record] = []

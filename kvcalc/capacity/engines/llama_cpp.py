@@ -304,8 +304,8 @@ class LlamaCpp(CacheLayout):
         """Return the bytes of one GPU's window caches, states and caches in host memory.
 
         The keys are `window_cache_bytes`, `state_bytes` (recurrent states) and, with layers in host
-        memory, `host_cache_bytes`. Of these, only the window caches are part of
-        `kv_cache_allocated_bytes` in the record of `fit`.
+        memory, `host_cache_bytes`. In the record of `fit`, `kv_cache_allocated_bytes` includes the
+        window caches, but not the other two.
 
         Args:
             sequences: Number of sequences.
