@@ -596,7 +596,7 @@ def make_fit(
     release: Any,
     remarks: tuple[str, ...] = (),
 ) -> Fit:
-    """Return the capacity of a resolved deployment, with the defaults of the engine and the model.
+    """Return the capacity of a resolved deployment: the second half of `fit`, with all defaults.
 
     Args:
         requested: The deployment as requested.

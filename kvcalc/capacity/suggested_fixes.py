@@ -269,7 +269,8 @@ def advice(
         model_name: The model's name as typed; "" if unknown.
         as_command: Whether the request is an engine's command line. The advice then names the
             engine's own flags instead of kvcalc's options.
-        all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
+        all_experts: Whether the request has `--enable-expert-parallel`. Changes then state no
+            `--ep`.
     """
     if result.fits:
         return None
@@ -352,7 +353,8 @@ def wider_requests(
     Args:
         request: The request, possibly with earlier changes.
         name: "tp" or "pp", the number to multiply.
-        all_experts: Whether the request has `--enable-expert-parallel`, which excludes `--ep`.
+        all_experts: Whether the request has `--enable-expert-parallel`. Changes then state no
+            `--ep`.
     """
     ranks = request.deployment.parallelism
     covers_all = 1 < ranks.ep == ranks.stage_gpus
