@@ -127,16 +127,17 @@ def mean_and_percentiles(name: str, values: Any) -> dict[str, float | None]:
     """
     figures = {f"{name}_mean_s": mean(values)}
     for percentile in PERCENTILES:
-        value = float(np.percentile(values, percentile)) if values.size else None
-        figures[f"{name}_p{percentile}_s"] = value
+        figures[f"{name}_p{percentile}_s"] = (
+            float(np.percentile(values, percentile)) if values.size else None
+        )
     return figures
 
 
 STEADY_REQUESTS = 3000  # requests of a backlog, in addition to the started requests
 MAX_STARTED_REQUESTS = 2048  # requests of a backlog that had begun earlier
-REQUESTS_PER_STARTED = (
-    4  # requests that a backlog adds per started request, to outlast its start
-)
+REQUESTS_PER_STARTED = 4  # further requests of a backlog, so that it outlasts its start
+MAX_BACKLOG_TOKENS = 150_000_000  # so that long prompts take seconds, not minutes
+MIN_BACKLOG = 500  # requests of a backlog, however long they are
 DEFAULT_MAX_NUM_SEQS = 256  # without an engine
 MIN_TRACE_REQUESTS = 10  # requests of a trace up to which no arrival rate is derived
 # measured figures of a server, and how calibrations name their errors
@@ -155,20 +156,19 @@ def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
     """
     capacity = fit(deployment, options)
     if not capacity.kv_budget:
-        gpus = f"{deployment.parallelism.gpus}× {deployment.gpu.name}"
-        message = (
-            f"{deployment.model.name} leaves no memory for a cache on {gpus} under "
-            f"{deployment.engine}"
+        raise UserError(
+            f"{deployment.model.name} leaves no memory for a cache on "
+            f"{deployment.parallelism.gpus}× {deployment.gpu.name} under {deployment.engine}",
+            "Use more GPUs (tp), or a smaller dtype or quantization",
         )
-        raise UserError(message, "Use more GPUs (tp), or a smaller dtype or quantization")
     return capacity
 
 
 def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Requests:
     """Return many requests that all wait from the start, to measure a server's maximum rate.
 
-    Their lengths are drawn like those of the workload, or taken from its trace. The first
-    `max_num_seqs` requests need only a random part of their output tokens, as if they had begun
+    Their lengths are drawn like those of the workload, or taken from its trace. The first requests,
+    at most `max_num_seqs`, need only a random part of their output tokens, as if they had begun
     earlier. Otherwise answers of equal length would all end in the same step, and the next answers
     would begin together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but with
     Poisson arrivals it serves 35.9.
@@ -178,8 +178,9 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
         requests: Requests of the workload, which are repeated if they are from a trace.
         max_num_seqs: Maximum number of concurrent sequences of the server.
     """
-    started = min(max_num_seqs, MAX_STARTED_REQUESTS)
-    count = STEADY_REQUESTS + REQUESTS_PER_STARTED * started
+    most = max(MIN_BACKLOG, MAX_BACKLOG_TOKENS // requests.max_tokens)
+    started = min(max_num_seqs, MAX_STARTED_REQUESTS, most // REQUESTS_PER_STARTED)
+    count = min(STEADY_REQUESTS + REQUESTS_PER_STARTED * started, most)
     if load.requests:
         backlog = requests.select(np.arange(count) % len(requests))
         backlog.arrival_s[:] = 0
@@ -374,8 +375,7 @@ class Server:
         if not drafted and settings.draft == "mtp" and deployment.model.mtp:
             drafted = deployment.model.mtp.layers
         if not drafted:
-            middle = float(requests.input_len.mean() + requests.output_len.mean() / 2)
-            context = max(1, round(middle))
+            context = max(1, round(requests.input_len.mean() + requests.output_len.mean() / 2))
             drafted = best_drafted(deployment, draft, context, 1, accepted).drafted
         return Drafting(draft, drafted, accepted, seed)
 
