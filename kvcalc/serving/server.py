@@ -441,7 +441,6 @@ class Server:
             replicas = self.transfer.replicas
             seconds = [self.transfer.seconds(n) for n in requests.input_len.tolist()]
             transfer_s = sum(seconds) / len(seconds)
-        total_gpus = deployment.parallelism.gpus * (1 + replicas)
         record: dict[str, Any] = {
             **deployment.identifying_keys,
             "time_basis": deployment.time_basis,
@@ -464,7 +463,7 @@ class Server:
             "found_rate": None,
             **self._draft_fields(served),
             "prefill_replicas": replicas,
-            "total_gpus": total_gpus,
+            "total_gpus": deployment.parallelism.gpus * (1 + replicas),
             "transfer_s": transfer_s,
             **summary(served, self.capacity.kv_budget, settings.slo_ttft, settings.slo_tpot),
             "diverges": _queue_diverges(load, served, self.saturation_rate),
