@@ -358,8 +358,7 @@ class Server:
         setup = ServerSetup(
             pool, self.steps, self.limits, self.scheduling, self.prefix_hit_rate
         )
-        served = simulate(requests, setup, self.policy, clients, self.transfer, progress)
-        return served, pool
+        return simulate(requests, setup, self.policy, clients, self.transfer, progress), pool
 
     def _make_drafting(self, requests: Requests, seed: int) -> Drafting | None:
         """Return the settings of speculative decoding. The default number of draft tokens is the
