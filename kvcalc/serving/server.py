@@ -472,12 +472,12 @@ class Server:
         if settings.price_per_hour and record["output_tokens"]:
             record["cost_per_million_tokens"] = cost_per_million(
                 settings.price_per_hour,
-                total_gpus,
+                record["total_gpus"],
                 record["duration_s"],
                 record["output_tokens"],
             )
         prompt = max(1, round(mean_input))
-        context = prompt + max(1, round(float(requests.output_len.mean())))
+        context = prompt + max(1, round(requests.output_len.mean()))
         step = Batch.decode(context, max(1, round(record["mean_batch_size"] or 1)))
         record |= server_errors(deployment, step, is_disaggregated=self.transfer is not None)
         record["uncalibrated_share"] = float(deployment.uncalibrated_share(step))
