@@ -243,8 +243,7 @@ def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> An
         models = [models]
     if not of_kind(models, "list of models", list, tuple):
         raise UserError(
-            "a plan takes a model",
-            'Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")',
+            "a plan takes a model", 'Write kvcalc.plan("llama-3.1-8b", users=64, context="16k")'
         )
     return plan_answer([as_model(model) for model in models], options)
 

@@ -165,8 +165,7 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "list[Chart]
     if kind == "no-cache":
         if len(models) > 1:
             raise UserError(
-                "the figure 'no-cache' shows one model at a time",
-                f"Give only {models[0].name}",
+                "the figure 'no-cache' shows one model at a time", f"Give only {models[0].name}"
             )
         work = sweeps.generation_work(models[0], last, precision)
         return size_plot.generation_work_chart([work])

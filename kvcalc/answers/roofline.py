@@ -5,13 +5,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
-from kvcalc.answers.deployments import (
-    axes_of,
-    deployments_of,
-    gpus_of,
-    precision_of,
-    remarks,
-)
+from kvcalc.answers.deployments import axes_of, deployments_of, gpus_of, precision_of, remarks
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import Question, check_number
 from kvcalc.question.size_options import ContextOptions

@@ -480,7 +480,7 @@ def _write_weights(
         dtype, format_ = "auto", format_ or "fp8"
     dtype = "" if dtype == "auto" else dtype
     source = known_checkpoint(model_words)
-    preset = known_checkpoint(model.huggingface_id or "") or known_checkpoint(model.name)
+    preset = known_checkpoint(model.name) or known_checkpoint(model.huggingface_id or "")
     if model.file or not preset or (source and "/" in source.name):
         # a file, or an unknown name on the Hub
         formats = {"fit_dtype": dtype, "fit_quantization": format_}

@@ -174,8 +174,7 @@ def _results(
         return results, STATUS_INTERRUPTED
     if not results:
         raise UserError(
-            "nothing was measured: no case fits this machine",
-            "Lower --context or --batch-size",
+            "nothing was measured: no case fits this machine", "Lower --context or --batch-size"
         )
     return results, 0
 

@@ -102,13 +102,14 @@ def preset_files(kind: str) -> dict[str, Path]:
     """
     results: dict[str, Path] = {}
     for folder in [*user_folders(), shipped_folder()]:
+        parent = folder / kind
         try:
-            names = sorted(os.listdir(folder / kind))  # noqa: PTH208 (faster)
+            names = sorted(os.listdir(parent))  # noqa: PTH208 (faster)
         except OSError:
             continue
         for name in names:
             if name.endswith(".yaml") and not name.startswith("."):
-                results.setdefault(name.removesuffix(".yaml"), folder / kind / name)
+                results.setdefault(name.removesuffix(".yaml"), parent / name)
     return results
 
 

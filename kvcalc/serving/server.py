@@ -24,11 +24,7 @@ from kvcalc.serving.request_latency import cost_per_million
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
 from kvcalc.serving.simulation import KVTransfer, Progress, Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
-from kvcalc.serving.step_timers import (
-    InterpolatedStepTimer,
-    SpeculativeStepTimer,
-    StepTimer,
-)
+from kvcalc.serving.step_timers import InterpolatedStepTimer, SpeculativeStepTimer, StepTimer
 from kvcalc.timing.calibration import find_engine_overheads
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.steps import is_mixture
@@ -319,10 +315,7 @@ class Server:
         return self.settings.max_num_seqs or num_seqs
 
     def run(
-        self,
-        requests: Requests,
-        load: Workload,
-        progress: Progress = None,
+        self, requests: Requests, load: Workload, progress: Progress = None
     ) -> SimulationResult:
         """Simulate the requests of a workload, and return metrics and times.
 
@@ -338,10 +331,7 @@ class Server:
         return SimulationResult(self._record(load, clients, served), served, pool, self.limits)
 
     def _simulate(
-        self,
-        requests: Requests,
-        clients: Clients,
-        progress: Progress = None,
+        self, requests: Requests, clients: Clients, progress: Progress = None
     ) -> tuple[Served, Pool]:
         max_tokens = requests.max_tokens
         max_model_len = self.settings.max_model_len
