@@ -460,7 +460,9 @@ class GpuRates:
         ), ""
 
     def seconds(self, operator: Operator, decodes: bool) -> Any:
-        """Return the minimum seconds of all runs of an operator, as an array [*points, gpus].
+        """Return the minimum seconds of an operator in a forward pass, as an array [*points, gpus].
+
+        All runs of the operator in the pass count, usually one in each layer that has it.
 
         A GPU that lacks the matrix peak for the operator's dtype gets NaN. In a decode step it gets
         the time of the memory traffic, which is a lower bound.
@@ -528,8 +530,9 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
 def mla_form(bounds: Sequence[BoundedOperator]) -> str | None:
     """Return the form of multi-head latent attention (MLA) in a forward pass.
 
-    The result is `absorbed`, `expanded`, or `mixed` if one part of the sequences uses each form. It
-    is None if the model has no MLA.
+    In the form `absorbed`, all heads read the cached latents directly. In the form `expanded`, each
+    head has its own keys and values, computed from the latents. The result is `mixed` if each form
+    is used for a part of the sequences, and None if the model has no MLA.
 
     Args:
         bounds: Operators of the pass with their minimum times.

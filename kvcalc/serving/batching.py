@@ -93,7 +93,7 @@ class RunningRequest:
         target: Tokens that must be cached before the request decodes: its prompt, and after a
             preemption also its generated tokens.
         cached: Cached tokens. While the request decodes, this is the number at the beginning of its
-            decoding. It is above 0 for a waiting request whose prompt a prefill rank computed.
+            decoding. A waiting request has cached tokens only with disaggregated prefill.
         generated: Generated tokens. While the request decodes, this is the number at the beginning
             of its decoding.
         order: Admission number: the request was the n-th to be admitted on its rank, at its last
@@ -145,7 +145,8 @@ class Decoding:
     def needed(self) -> int:
         """Return the KV cache bytes that all decoding sequences need after one more token each.
 
-        The bytes are on the rank's GPU with the most, and include those allocated now.
+        Bytes that are allocated already count too. All bytes are of one GPU, the one of this
+        data-parallel rank that stores the most cache.
         """
         return int(self.pool.allocated[self.cached + 1].sum())
 
@@ -158,7 +159,7 @@ class Decoding:
         return int(self.pool.stored_bytes[self.cached].sum())
 
     def join(self, request: RunningRequest, answer_tokens: int) -> None:
-        """Add a sequence to those that decode; it gets its first token here in the next pass.
+        """Add a sequence to the decoding sequences. It gains tokens from the next pass on.
 
         Args:
             request: The request, whose prompt is completely cached.
@@ -194,12 +195,12 @@ class Decoding:
 
         During these passes the set of sequences does not change. It changes if a sequence has its
         last token, or if memory does not suffice for one more pass. The number is from 1 to
-        `max_passes`. With a draft it is 1.
+        `max_passes`. With speculative decoding it is 1.
 
         Args:
             max_passes: Maximum number of passes.
-            free_bytes: KV cache bytes for all decoding sequences together, including those
-                allocated now.
+            free_bytes: KV cache bytes of one GPU for all decoding sequences together, including
+                those allocated now.
         """
         passes = 1 if self.drafting else min(int(self.remaining.min()), max_passes)
         if passes == 1:
@@ -219,9 +220,9 @@ class Decoding:
         Args:
             passes: Number of forward passes; each adds one token to every sequence, or several with
                 a draft.
-            line: Seconds of each of these passes.
-            other_allocated: KV cache bytes allocated for other requests of the rank, which do not
-                decode.
+            line: Gives the seconds of each of these passes.
+            other_allocated: KV cache bytes that one GPU has allocated for the requests of the rank
+                that do not decode.
             other_stored: Part of `other_allocated` that contains tokens.
 
         Returns:

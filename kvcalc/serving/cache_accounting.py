@@ -24,10 +24,10 @@ TIMES = ("arrived", "scheduled", "decode_scheduled", "first", "finished")
 class Pool(NamedTuple):
     """The KV cache memory of one data-parallel rank, and the bytes that a request takes in it.
 
-    All bytes are those of the rank's GPU with the most cache. Allocated bytes cannot be used by
-    other requests. Stored bytes are the part that contains tokens. A request's allocated bytes
-    never shrink while it grows. A shared block is a cache block that requests with a common prefix
-    use together.
+    A rank may have several GPUs. All bytes are of one of them, the one with the most cache.
+    Allocated bytes cannot be used by other requests. Stored bytes are the part that contains
+    tokens. A request's allocated bytes never shrink while it grows. A shared block is a cache block
+    that requests with a common prefix use together.
 
     Attributes:
         budget: Bytes for the KV caches of all requests together.
@@ -114,7 +114,8 @@ def shared_block(layout: CacheLayout, block_size: int) -> int:
     the mean over many blocks, because a compressed layer stores less than one row per token.
 
     Args:
-        layout: Layout of the KV cache on the GPU: which layers store which bytes.
+        layout: Layout of the KV cache on the GPU. The engine's layout gives allocated bytes. A
+            `Content`, which has no padding, gives the bytes that contain tokens.
         block_size: Tokens of one block.
     """
     tokens = MEAN_BLOCKS * block_size
@@ -122,10 +123,10 @@ def shared_block(layout: CacheLayout, block_size: int) -> int:
 
 
 class CacheGrowth(NamedTuple):
-    """KV cache bytes of all requests of one rank during consecutive forward passes.
+    """KV cache bytes of all requests of one data-parallel rank in consecutive forward passes.
 
-    Bytes are of the rank's GPU with the most cache bytes. Allocated bytes cannot be used by other
-    requests. Stored bytes are the part that contains tokens.
+    Bytes are of one GPU of the rank, the one with the most cache. Allocated bytes cannot be used by
+    other requests. Stored bytes are the part that contains tokens.
 
     Attributes:
         allocated: Bytes allocated after the last pass, which is also their maximum.
@@ -144,6 +145,8 @@ class CacheGrowth(NamedTuple):
 def constant_growth(allocated: int, stored_bytes: int, seconds: float) -> CacheGrowth:
     """Return the cache bytes of one rank during passes in which they do not change.
 
+    Bytes are of one GPU of the data-parallel rank, the one with the most cache.
+
     Args:
         allocated: KV cache bytes allocated for all requests of the rank together.
         stored_bytes: Part of `allocated` that contains tokens.
@@ -155,8 +158,8 @@ def constant_growth(allocated: int, stored_bytes: int, seconds: float) -> CacheG
 class PassRow(NamedTuple):
     """One row of a simulation's timeline: forward passes of one rank over the same sequences.
 
-    Consecutive passes are one row as long as no sequence joins or leaves. Bytes are of the rank's
-    GPU with the most cache bytes.
+    Consecutive passes are one row as long as no sequence joins or leaves. Bytes are of one GPU of
+    the rank, the one with the most cache.
 
     Attributes:
         rank: Index of the data-parallel rank.
@@ -187,8 +190,8 @@ class Log:
     """Times of requests and sums over forward passes, of one simulated rank or of a whole run.
 
     Times are simulated seconds since the beginning of the run, in arrays [requests]. A time is NaN
-    if a request did not reach this state. Bytes are KV cache bytes of the rank's GPU with the most
-    cache bytes.
+    if a request did not reach this state. Bytes are KV cache bytes of one GPU of the rank, the one
+    with the most cache. In the log of a whole run only the times are set, and all sums are 0.
 
     Attributes:
         arrived: Time at which the client sent each request.
@@ -198,12 +201,12 @@ class Log:
         first: Time at which each request has its first output token.
         finished: Time at which each request has its last output token.
         rejected: Whether each request was rejected, because it can never fit into the cache.
-        rank: Index of the data-parallel rank.
-        rows: The timeline, as a list of `PassRow`. If it is full, every second row is dropped.
+        rank: Index of the data-parallel rank; 0 for a whole run.
+        rows: The timeline, as a list of `PassRow`. Beyond 20,000 rows, every second is dropped.
         num_rows: Number of rows that were added to the timeline, including dropped rows.
         stride: Number of added rows for which one row of `rows` stands.
         passes: Number of forward passes.
-        slots: Number of tokens in all passes, including padding.
+        slots: Number of new tokens in all passes, including padding.
         padded: Number of padding tokens in all passes.
         prefill_tokens: Prompt tokens processed in all passes, including recomputed tokens.
         decode_tokens: New tokens of decoding sequences in all passes, including draft tokens.

@@ -52,9 +52,10 @@ FP4 = {"fp4": "nvfp4", "nvfp4": "nvfp4", "mxfp4": "mxfp4"}
 def bound_us(row: MeasuredRow, gpu: Gpu) -> float:
     """Return the datasheet bound of a measured server's time per output token, in microseconds.
 
-    It is the sum of a decode step in the middle of the answer, and of the part of a prefill that
-    falls on one output token. The result is NaN if no preset matches the row's model, or if the
-    model cannot run on the row's tensor-parallel and expert-parallel ranks.
+    It is a lower bound, with which the measured time is compared. It is the time of a decode step
+    in the middle of the answers, plus the prefill time of one prompt · clients ÷ output tokens,
+    because each answer also needs a prefill. The result is NaN if no preset matches the row's
+    model, or if the model cannot run on the row's tensor-parallel and expert-parallel ranks.
 
     Args:
         row: Row of a benchmark of a server, with lengths, clients and measured times.
@@ -172,7 +173,10 @@ class PublishedRun(NamedTuple):
 
     @property
     def max_len(self) -> int:
-        """Return a bound of a request's tokens: nominal prompt plus nominal answer, plus one."""
+        """Return an upper bound of a request's tokens, for which the simulation sizes its tables.
+
+        It is the nominal prompt plus the nominal answer, plus one.
+        """
         return self.input_len + self.output_len + 1
 
 

@@ -533,9 +533,12 @@ def _speculative(
 
 
 def request_memory(deployment: TimedDeployment, options: LatencyOptions) -> Record:
-    """Return the record keys about GPU memory of a batch of requests.
+    """Return whether a batch of requests fits in GPU memory, as five JSON keys with values.
 
-    They tell how many bytes weights, KV cache and draft model need, and whether they fit.
+    The keys are `fits`; `kv_budget_bytes` and `kv_needed_bytes` of one GPU; `max_num_seqs`, the
+    sequences of this length that fit in the replica; and `memory_note`. If the engine cannot run
+    the model, `memory_note` is its message, and the other keys are None. But `fits` is False if the
+    data exceed the memory even without the engine's padding.
 
     Args:
         deployment: The target model on one replica of GPUs.

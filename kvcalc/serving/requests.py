@@ -433,8 +433,9 @@ class ArrivalQueue:
     def record_answer(self, now: float) -> None:
         """Record that a client has an answer. If clients wait for answers, it sends a new request.
 
-        Disaggregated servers may report a later answer first. An earlier answer is then inserted
-        before the later answers, and the requests that follow them are shifted.
+        In the order of time, the n-th answer triggers the n-th new request. Disaggregated servers
+        may report a later answer first. An earlier answer is then inserted before the later
+        answers, and the requests that these trigger get new arrival times.
 
         Args:
             now: Simulated time in seconds at which the client has the answer.

@@ -141,7 +141,7 @@ ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
 
 
 def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
-    """Return the KV cache budget of a replica and the sequences that fit in it, as `fit` does.
+    """Return the KV cache budget and layout of a replica; raise an error if there is no budget.
 
     Args:
         deployment: Model on one replica of GPUs.
@@ -166,8 +166,8 @@ def make_backlog(load: Workload, requests: Requests, max_num_seqs: int) -> Reque
     Their lengths are drawn like those of the workload, or taken from its trace. The first requests,
     at most `max_num_seqs`, need only a random part of their output tokens, as if they had begun
     earlier. Otherwise answers of equal length would all end in the same step, and the next answers
-    would begin together. Example: gpt-oss-20b on an H100 would serve 39.4 requests/s, but with
-    Poisson arrivals it serves 35.9.
+    would begin together, so the measured rate would be too high. Example: gpt-oss-20b on an H100
+    would seem to serve 39.4 requests/s, but with Poisson arrivals it serves 35.9.
 
     Args:
         load: Workload that defines the lengths. Its rate and its number of requests do not matter.

@@ -58,7 +58,9 @@ class DecodeArrivals(ArrivalQueue):
     senders: "list[PrefillArrivals]"
 
     def record_done(self, index: int, now: float) -> None:
-        """Record that a request has its last token, also at its prefill rank.
+        """Record that a request has its last token.
+
+        The queue of its prefill rank learns it too, so that the client can send its next request.
 
         Args:
             index: Index of the request among those of this decode rank.
@@ -151,7 +153,7 @@ class DisaggregatedServer:
         return sum(sender.done for sender in self.senders)
 
     def run(self) -> bool:
-        """Simulate the next passes of the rank that is furthest behind in simulated time.
+        """Simulate the next passes of one rank: the rank whose next pass begins first.
 
         Returns:
             True if further requests have to be served, False if all are done.

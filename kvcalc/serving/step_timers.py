@@ -136,7 +136,11 @@ class StepTimer:
         self._prompts: dict[Chunks, float] = {}
 
     def reset(self) -> None:
-        """Discard what depends on the last simulated run, so that equal runs get equal times."""
+        """Prepare for a new simulated run, so that equal runs get equal times.
+
+        This base class does nothing. A subclass discards its choices, made during the last run, of
+        the passes that it times exactly.
+        """
 
     def prefill(self, chunks: Chunks) -> float:
         """Return the seconds of a forward pass that contains only prompts.
@@ -156,7 +160,8 @@ class StepTimer:
     def line(self, count: int, context: float) -> StepTimeSegment:
         """Return the seconds of consecutive decode passes over the same sequences.
 
-        In each pass, every sequence grows by one token.
+        In each pass, every sequence grows by one token. The result has at least one pass. Its field
+        `passes` is the number of passes up to the end of the timer's present table.
 
         Args:
             count: Number of decoding sequences of the rank.

@@ -61,7 +61,7 @@ class HostTransfer(NamedTuple):
     basis: str | None = None
 
     def record(self, host_weights: int) -> HostWeightsRecord:
-        """Return the JSON keys about weights in CPU memory, all with the prefix `cpu_offload_`.
+        """Return JSON keys and values about weights in CPU memory; all begin with `cpu_offload_`.
 
         Args:
             host_weights: Bytes of one GPU's weights that are in CPU memory.
@@ -132,7 +132,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return replace(self, calibration=loaded, calibrated_on=calibrated_on)
 
     def as_server(self) -> Self:
-        """Return this deployment with `is_server` set, so that passes are timed as a server's."""
+        """Return this deployment with `is_server` set, for the passes of a simulated server.
+
+        With pipeline stages, bounds then cut prompts into chunks, and predictions cut no batch.
+        """
         return replace(self, is_server=True)
 
     @property
@@ -202,9 +205,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:
         """Return the operators of one forward pass through all pipeline stages, with their costs.
 
-        An operator, such as a GEMM, has the FLOPs and bytes of one GPU. Operators that several
-        stages run count once for each of their layers. Equal calls are fast, because results are
-        remembered.
+        The cost of an operator, such as a GEMM, is that of one run on one GPU. Its `count` is the
+        number of its runs in all stages. Equal calls are fast, because results are remembered.
 
         Args:
             batch: Sequences that run through the pass.
@@ -229,7 +231,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     ) -> list[BoundedOperator]:
         """Return the operators of the slowest pipeline stage with their minimum times.
 
-        The times are lower bounds from the datasheet, for one GPU of the stage.
+        Times are datasheet bounds of one GPU for the whole batch, not for a micro-batch.
 
         Args:
             batch: Sequences that run through the forward pass.
@@ -257,9 +259,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def seconds(self, batch: Batch, all_positions: bool = False) -> Any:
         """Return the seconds of one forward pass through all pipeline stages, a float or an array.
 
-        The time ends when all sequences of `batch` have passed all stages. With several stages, it
-        is the time of one micro-batch, as `timed_batch` explains. The result is an array if the
-        numbers in `batch` are arrays.
+        Several stages work at the same time, each on a micro-batch. The result is then the time of
+        one micro-batch through all stages; `timed_batch` returns this micro-batch. It is an array
+        if the numbers in `batch` are arrays.
 
         Args:
             batch: Sequences that run through the pass.

@@ -228,13 +228,13 @@ class KernelTimer(NamedTuple):
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
         """Return the time of one layer's sparse attention that its single operators do not explain.
 
-        The whole attention module was measured too, and takes longer than its operators. The result
-        is None if there is no time model for the module.
+        The whole attention module was measured too, and takes longer than its operators together.
+        The result is the difference of both times, minus the overhead of an MLA module (latent
+        attention) with one new token, and at least 0. The MLA overhead is subtracted because the
+        engine's overhead per layer, which was fitted to measured servers, already contains it.
 
-        Otherwise it is the module's predicted time, minus its operators, minus the overhead of an
-        MLA module for one token, and at least 0. An engine's overhead per layer, which was fitted
-        to measured servers, already contains the overhead of such an MLA module. At most 16 new
-        tokens of each sequence count, so that more tokens never take less time.
+        None means that there is no time model for the module. The module's time was measured in
+        decode steps, so a sequence with more than 16 new tokens counts as one with 16.
 
         Args:
             shape: Sizes of the module in one layer on one rank.

@@ -360,10 +360,13 @@ class MeasuredRow(NamedTuple):
 
     @property
     def served(self) -> ServedTimes:
-        """Return the measured mean times and tokens/s of a server. Other rows do not have them.
+        """Return the measured mean times [µs] and tokens/s of a server, if the row is of a server.
+
+        Do not use it for rows of kernels or layers: it then gives meaningless values or an error.
 
         Tokens/s are derived from the others: clients · output tokens / (TTFT + (output tokens − 1)
-        · TPOT). TTFT is the time to the first token, TPOT the time per further token.
+        · TPOT). TTFT is the time to the first token, TPOT the time per further token. TTFT and
+        tokens/s are NaN if TTFT was not measured.
         """
         output, clients = self.shape[1:3]
         total_us = self.ttft_us + (output - 1) * self.time_us

@@ -40,10 +40,10 @@ MESSAGE_US = 5.0
 
 
 def latency_us(operator: Operator) -> float:
-    """Return the microseconds that messages between nodes take without their bytes.
+    """Return the latency in microseconds of the messages that an operator sends between nodes.
 
-    They are for one run of the operator. The result is 0 if the operator sends nothing to other
-    nodes.
+    It is the total of one run of the operator. The time to transfer the bytes is not included. The
+    result is 0 if the operator sends nothing to other nodes.
 
     Args:
         operator: The operator of a forward pass, such as an all-reduce.
@@ -64,7 +64,8 @@ class OperatorTime(NamedTuple):
             layer that has it.
         basis: `calibrated` if a time model was fitted to measured kernels of this type and these
             data types, otherwise `scaled`.
-        entry: The fitted time model that predicts the time, with its errors; None without one.
+        entry: The fitted time model that predicts the time, with its errors. None if the time, or a
+            part of it, is not from a fitted time model.
         overhead: Time that the sparse attention of a layer takes in addition to its operators. It
             is set only on the last operator of the attention, otherwise it is None. `seconds` does
             not include this time.
@@ -272,8 +273,9 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 def is_mixture(operators: Sequence[Operator]) -> bool:
     """Return whether the operators of a forward pass are those of a mixture of experts.
 
-    This is so if the expected number of experts that an operator reads is a float or an array, not
-    an int.
+    An engine has other overheads for mixtures than for dense models. The result is True if the
+    expected number of experts that an operator reads is a float or an array. It is the int 0 for
+    operators without experts.
 
     Args:
         operators: Operators of the pass.
@@ -286,12 +288,13 @@ def engine_seconds(
 ) -> Any:
     """Return the seconds that the engine adds to the GPU kernels of one forward pass.
 
-    It is the sum of the three parts that `engine_parts` returns: a float or an array.
+    It is the fixed overhead of the pass and its layers, plus the overhead of all sequences, plus
+    the additional kernel time of a pass that contains prompts. The result is a float or an array.
 
     Args:
         operators: Operators of the pass.
         calibration: Calibration that states the overheads of the engine.
-        kernels: Predicted seconds of all operators together.
+        kernels: Predicted seconds of all operators together, a float or an array.
     """
     return sum(engine_parts(operators, calibration, kernels))
 
@@ -302,7 +305,8 @@ def engine_parts(
     """Return the seconds that the engine adds to the kernels of one forward pass, in three parts.
 
     They are: the fixed overhead of the pass and its layers; the overhead of all its sequences; and
-    the additional kernel time of a pass that contains prompts, which is 0 in a decode step.
+    the additional kernel time of a pass that contains prompts, which is 0 in a decode step. More
+    than 16 new tokens of a sequence count as a prompt.
 
     If the LM head runs on all tokens of a prompt, the prompt still counts as one sequence.
 

@@ -140,8 +140,8 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         tau: Load, softmax and store of a tile, once per wave [µs].
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
         r64, r256: Factors on `r` at head_dim 64 and 256. At 192 the factor is √r256.
-        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
-            `missed_share` explains it.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2. If a call
+            reads this many bytes, half of them come from memory.
         tramp: Ramp-up and tail of the memory traffic [µs].
         rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects. Both have
             other kernels.
@@ -263,8 +263,8 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         r: Rate at which one SM reads the cache at head_dim 128 [bytes/µs].
         r64, r256: Factors on `r` at head_dim 64 and 256. At 192 the factor is √r256.
         rx, tx: Factors on `r` and `tau` for MHA, and for the shapes that `wide` selects.
-        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
-            `missed_share` explains it.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2. If a call
+            reads this many bytes, half of them come from memory.
         reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
         bytes: Bytes of one cached element.
         wide: Shapes with a special kernel. `grouped`: more than 16 query heads per KV head.
@@ -333,12 +333,13 @@ def split_parts(
     A tile is a group of query heads of one sequence. The parts run on several streaming
     multiprocessors (SMs) at the same time. The rules are:
 
-    - flash3_bounded: each SM gets one part, with a tenth to spare (flash-attention,
-      hopper/flash_prepare_scheduler.cu).
+    - flash3_bounded: a part has 1.1 · (blocks of all tiles ÷ SMs) blocks, rounded up, so that each
+      SM gets about one part (flash-attention, hopper/flash_prepare_scheduler.cu).
     - flash3: as flash3_bounded, but four blocks or fewer are not split (hopper/heuristics.h, if the
       caller gives no bound).
-    - xqa: 128 tokens per part, but at most √(8 · number of such parts) parts, in at most eight
-      waves, without rounding (TensorRT-LLM, computeMultiBlockCount of decoderXQAImplCommon.h).
+    - xqa: a part has 128 tokens. But a tile has at most √(8 · number of such parts) parts, and all
+      tiles have at most 8 · SMs parts. The result is not rounded (TensorRT-LLM,
+      computeMultiBlockCount of decoderXQAImplCommon.h).
 
     Args:
         rule: Rule of the kernel, one of the three above.

@@ -327,8 +327,8 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
         t0, ec, em, p, tr, r: Launch time [µs], shares of the peak and of the memory bandwidth that
             are reached, exponent of the overlap, time to add up the parts of a split of k [µs], and
             rate at which one SM reads operands [bytes/µs], as in `Gemm`.
-        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
-            `missed_share` explains it.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2. If a call
+            reads this many bytes, half of them come from memory.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
         RANGES: A line for each further fitted parameter, in addition to those of `Gemm`: its name,
@@ -358,8 +358,8 @@ class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resi
         t0, ec, em, p, tr, r, bq, sg, bytes: Launch time, shares, overlap, rates, quantising,
             partial waves and bytes of an operand element, as in `QuantizedGemm`. Its `pro`, the
             prologue of a wave, is 0 here and not fitted.
-        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
-            `missed_share` explains it.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2. If a call
+            reads this many bytes, half of them come from memory.
         l2: Read rate of the L2 [bytes/µs].
         cold: Whether the weights are never in the L2, as in serving.
         RANGES: A line for each further fitted parameter, in addition to those of `QuantizedGemm`:

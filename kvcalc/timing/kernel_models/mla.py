@@ -72,8 +72,8 @@ class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
         tau: Time of a tile in addition to its read and products [µs].
         r: Rate at which one SM reads latents [bytes/µs].
         ec: Share of the datasheet's bf16 peak that the matrix products reach.
-        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2.
-            `missed_share` explains it.
+        cap: Fitted part of the L2 cache that repeated calls can use; 1 is the whole L2. If a call
+            reads this many bytes, half of them come from memory.
         tramp: Ramp-up and tail of the memory traffic [µs].
         cast: Memory traffic before the attention, as a multiple of the bytes of the cached latents.
             Converting an fp8 cache to bf16 reads it once and writes twice its bytes. A bf16 cache
