@@ -134,7 +134,8 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
         seed: Seed of the samples from a log-normal distribution.
 
     Raises:
-        UserError: A line of the file is wrong, or there is no such distribution.
+        UserError: A line of the file is wrong, or no log-normal distribution has this mean and
+            percentile.
     """
     if text.startswith("lognormal:"):
         return sample_lengths(text, seed)
@@ -173,7 +174,8 @@ def sample_lengths(text: str, seed: int = 0) -> list[int]:
         seed: Seed of the samples.
 
     Raises:
-        UserError: There is no such distribution.
+        UserError: The text has another form, or no log-normal distribution has this mean and
+            percentile.
     """
     words = text.removeprefix("lognormal:").split(",")
     if len(words) != 2:
@@ -420,13 +422,13 @@ class AllocationRun(NamedTuple):
 def run_allocations(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
 ) -> AllocationRun:
-    """Compute what three memory allocators do with each line of a script of allocations.
+    """Compute what three allocators do with each line of a script: slots, first fit and pages.
 
     Args:
         steps: The lines of the script from `read_script`, without its `memory` line.
-        memory: Memory of each allocator in token slots.
-        longest: Tokens of each slot of the contiguous allocator: the longest possible sequence.
-        block: Tokens of a block of the paged allocator. The third allocator is first fit.
+        memory: Memory of each allocator in token slots. First fit needs no other size.
+        longest: Tokens of the contiguous slot of each sequence: the longest possible sequence.
+        block: Tokens of a block of the paged allocator.
 
     Raises:
         UserError: `memory` exceeds 2^27 token slots.

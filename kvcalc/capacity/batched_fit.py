@@ -74,8 +74,8 @@ class BatchedFit(NamedTuple):
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
         """Return how many sequences fit in the replica, as an array [GPUs in `gpus`, counts].
 
-        The pipeline stage that fits the smallest number of sequences decides. The values equal
-        `Fit.capacity`: all data-parallel ranks count.
+        "counts" are the values of `max_num_seqs` that `remaining_bytes` tried. The pipeline stage
+        that fits the smallest number of sequences decides. All data-parallel ranks count.
 
         Args:
             remaining: Result of `remaining_bytes`: bytes per GPU for the KV cache [stages, GPUs,
@@ -125,19 +125,22 @@ class BatchedFit(NamedTuple):
 def transfer_link(gpu: Gpu) -> float | None:
     """Return the bytes per second that one GPU sends to another replica; None if not known.
 
-    This is the rate of the link between GPUs in one direction, such as NVLink. For a GPU model
-    without one, it is the rate per GPU between nodes.
+    Disaggregated prefill sends a prompt's KV cache at this rate. It is the rate in one direction of
+    the link between GPUs, such as NVLink. For a GPU model without one, it is the rate per GPU
+    between nodes.
     """
     return gpu.link_bytes_per_s or gpu.inter_domain_rate
 
 
 def transfer_rate(gpu: Gpu) -> float:
-    """Return the bytes per second that one GPU sends to another replica, as `transfer_link` does.
+    """Return the bytes per second that one GPU sends to another replica.
 
-    Unlike `transfer_link`, it raises an error instead of returning None.
+    Disaggregated prefill sends a prompt's KV cache at this rate. It is the rate in one direction of
+    the link between GPUs, such as NVLink. For a GPU model without one, it is the rate per GPU
+    between nodes.
 
     Raises:
-        UserError: The rate is not known.
+        UserError: Neither rate is known. `transfer_link` returns None instead.
     """
     if not (rate := transfer_link(gpu)):
         raise UserError(

@@ -154,7 +154,7 @@ def image_version(text: str) -> str:
 def is_command(words: Sequence[str]) -> bool:
     """Return whether the words are an engine's command line, such as `vllm serve MODEL`.
 
-    Otherwise the words are names of models, which kvcalc takes at the same place.
+    `kvcalc fit` takes either an engine's command line or names of models as its arguments.
     """
     words = split(words)
     return words[:1] == ["vllm"] or find_engine(words) is not None
@@ -389,6 +389,9 @@ def command_of(
 ) -> EngineCommand | None:
     """Return the engine's command line that starts a deployment; None if no command line can.
 
+    None means that kvcalc knows no command line of the engine, or that no flag of the engine sets a
+    number of parallel ranks that the deployment needs.
+
     Args:
         deployment: The deployment.
         options: The options of `fit`, which name the engine.
@@ -456,7 +459,8 @@ def option_words(name: str, value: Any) -> list[str]:
     Args:
         name: Name of the option. A prefix `fit_`, which marks options that no flag of the engine
             expresses, is removed.
-        value: Value of the option; True gives only the option's name.
+        value: Value of the option, different from its default. True gives only the option's name,
+            a draft model its name on the Hugging Face Hub.
     """
     if name == "hybrid":
         return ["--disable-hybrid-kv-cache-manager"]

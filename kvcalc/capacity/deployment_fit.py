@@ -54,11 +54,11 @@ class CapacityLimits(NamedTuple):
 
     Attributes:
         cache: Smallest KV cache that fits them: bytes per GPU of the stage that needs the most.
-        utilization: Smallest gpu_memory_utilization that fits them, in steps of 0.0001; None if it
-            is above 1.
-        sequences: Largest max_num_seqs, over all data-parallel ranks, with which all sequences fit.
+        utilization: Smallest gpu_memory_utilization that fits them, to 0.0001; None if above 1.
+        sequences: Largest max_num_seqs of the replica (all data-parallel ranks) with which so many
+            sequences of the requested length fit; 0 if none fits.
         length: Largest max_model_len in tokens, with the requested or the engine's own
-            max_num_seqs. None means without a limit.
+            max_num_seqs. 0 means that no token fits, None that memory sets no limit.
     """
 
     cache: int
@@ -70,9 +70,8 @@ class CapacityLimits(NamedTuple):
 class Fit(msgspec.Struct, frozen=True, dict=True):
     """The capacity of a deployment: its memory, its KV cache budget, and how many sequences fit.
 
-    Properties are computed when they are first read. All bytes are for one GPU of the pipeline
-    stage that fits the smallest number of sequences. Numbers of sequences are for the replica (all
-    data-parallel ranks), unless stated otherwise.
+    All bytes are for one GPU of the pipeline stage that fits the fewest sequences. Numbers of
+    sequences are for the replica (all data-parallel ranks), unless stated otherwise.
 
     Attributes:
         requested: The deployment as requested.
@@ -85,7 +84,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         utilization_basis: Memory to which the share refers: "total"; "free", without the memory in
             use before the weights load; or "remaining", the memory that all other parts leave.
         length: Tokens of each sequence: `max_model_len`, or the model's own maximum.
-        layers: Every layer with a cache, including layers of a draft model.
+        layers: Every layer with its stored cache entries, including layers of a draft model.
         extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers ("mtp")
             on each GPU of the last pipeline stage.
         remarks: Remarks for the user on the engine's choices.
@@ -136,8 +135,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def estimate(self) -> str:
-        """Return the estimate of the KV cache budget that counts: "low", "middle" or "high".
-        Published starts of an engine differ in their memory. "low" has the smallest budget."""
+        """Return which KV cache budget the options select: the "low", "middle" or "high" estimate.
+        Published starts of an engine differ in their memory. "low" is the smallest budget."""
         return self.options.estimate
 
     @property
@@ -147,7 +146,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def num_requested(self) -> int:
-        """Return the number of requested sequences on the data-parallel rank that has the most."""
+        """Return the requested sequences of one dp rank, rounded up: 10 on 4 ranks give 3."""
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
@@ -155,8 +154,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
         Args:
             stage: Index of the GPU's pipeline stage.
-            sequences: Sequences of one dp rank for which the engine is set up, and which must fit;
-                an int or an integer array. None means the requested numbers.
+            sequences: Sequences of one dp rank (int or integer array) that must fit and for which
+                the engine is set up. None means the requested number and `self.max_num_seqs`.
             length: Tokens of each sequence; 0 means the requested length.
         """
         options, tokens = self.options, self.settings.max_num_batched_tokens
@@ -188,8 +187,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def memory(self, start: EngineStartup, estimate: str) -> MemoryBreakdown:
         """Return the bytes of one GPU outside the KV cache: weights, activations and overhead.
 
-        Corrections from a log are added. Sizes in the options, such as `weight_bytes`, have
-        priority.
+        Corrections from an engine's start-up log (`--from-log`) are added. Sizes in the options,
+        such as `weight_bytes`, replace the predicted sizes.
 
         Args:
             start: The GPU when the engine starts, from `startup`.
@@ -279,7 +278,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
 
     def planner(self) -> Callable[[int], CacheLayout]:
-        """Return a function that takes a pipeline stage's index and returns its cache layout."""
+        """Return a function from a pipeline stage's index to the cache layout of one of its GPUs.
+        A caller may lay out only distinct stages. `plans` lays out all of them."""
         if not any(layer.parts for layer in self.layers):
             return lambda stage: NoCache(self.max_num_seqs)
         return self.engine.plan(self.layers, self.ranks, self.settings)
@@ -310,12 +310,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def plan(self) -> CacheLayout:
-        """Return the cache layout of one GPU of `stage`."""
+        """Return one GPU's cache layout on `stage`, the stage that fits the fewest sequences."""
         return self.plans[self.stage]
 
     @cached_property
     def content(self) -> Content:
-        """Return the content of the KV cache of one GPU of `stage`, without blocks and padding."""
+        """Return a layout that computes the bytes of stored rows only, without blocks and padding.
+        It is for one GPU of `stage`, the pipeline stage that fits the fewest sequences."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -324,14 +325,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU of `stage` outside the KV cache, such as weights.
-        The estimate is the middle of three."""
+        """Return the bytes of one GPU outside the KV cache by use, in the middle estimate.
+        The GPU is of `stage`, the pipeline stage that fits the fewest sequences."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
-        """Return the bytes of one GPU of `stage` outside the KV cache, such as weights.
-        The request selects the estimate: "low", "middle" or "high"."""
+        """Return the bytes of one GPU outside the KV cache by use, in the requested estimate.
+        The GPU is of `stage`, the pipeline stage that fits the fewest sequences."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -344,9 +345,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Return the bytes of one GPU of `stage` for the KV cache, by name of the estimate.
-        The names are "low", "middle" and "high". Bytes are negative if memory outside the cache
-        exceeds the engine's share. A cache size in the options does not count."""
+        """Return the bytes of one GPU for the KV cache in each estimate: "low", "middle", "high".
+        The GPU is of `stage`, the stage that fits the fewest sequences. Bytes are negative if other
+        memory exceeds the engine's share. A cache size in the options does not count."""
         terms = {
             name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
         }
@@ -354,39 +355,38 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Return the bytes of one GPU's KV cache, in the estimate `self.estimate`; at least 0.
-        A cache size in the options is returned unchanged."""
+        """Return the bytes of KV cache on one GPU of `stage`, which fits the fewest sequences.
+        A size in the options counts, else the requested estimate. The result is at least 0."""
         return self.cache_bytes(self.stage, self.estimate_terms)
 
     def budget_at(self, estimate: str) -> int:
-        """Return the bytes of one GPU's KV cache in the "low", "middle" or "high" estimate.
-        A cache size in the options is returned for each estimate. The result is never negative."""
+        """Return the bytes of one GPU's KV cache on `stage` in the low, middle or high estimate.
+        A cache size in the options is returned for each estimate. The result is at least 0."""
         if self.has_given_cache or self.missing_free_bytes:
             return self.kv_budget
         return max(0, self.remaining[estimate])
 
     @cached_property
     def capacity(self) -> int:
-        """Return how many sequences of `length` tokens the KV cache of the replica stores.
-        The engine is set up for the requested `max_num_seqs`, unlike in `sequences`."""
+        """Return how many sequences of `self.length` tokens the KV cache of the replica stores.
+        The engine is set up for `max_num_seqs`, requested or default. The result may exceed it."""
         shared = self.options.shared_prefix
         sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
         return sequences * self.ranks.dp
 
     @cached_property
     def sequences(self) -> int:
-        """Return how many sequences of `length` tokens fit in the replica, by `self.estimate`.
-        The engine is set up for this number of sequences (`max_num_seqs`)."""
+        """Return how many sequences of `self.length` tokens fit in the replica, as requested.
+        The engine is set up for this number (`max_num_seqs`). `self.estimate` is the estimate."""
         return self.sequences_at(self.estimate)
 
     def sequences_at(self, estimate: str) -> int:
-        """Return how many sequences of `length` tokens fit in the replica in one estimate.
+        """Return how many sequences of `self.length` tokens fit in the replica in one estimate.
 
-        The engine is set up for this number. A higher `max_num_seqs` needs more memory outside the
-        cache.
+        The engine is set up for this number: a higher `max_num_seqs` would need more other memory.
 
         Args:
-            estimate: "low", "middle" or "high" estimate of the KV cache budget.
+            estimate: "low", "middle" or "high" KV cache budget. An engine without a range has one.
         """
         if estimate not in self.stage_terms:
             estimate = self.estimate
@@ -422,12 +422,11 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def max_length(self, stage: int, max_num_seqs: int | None) -> int | None:
         """Return the largest length in tokens at which all requested sequences fit on a stage.
 
-        None means without a limit: the cache stops growing before the memory is full.
+        0: no token fits. None: no limit, as the cache stops growing before the memory is full.
 
         Args:
             stage: Index of the pipeline stage.
-            max_num_seqs: Sequences of one dp rank for which the engine is set up; None means the
-                requested number.
+            max_num_seqs: Setting of the engine per dp rank; None means `self.max_num_seqs`.
         """
         count, plan = self.num_requested, self.plans[stage]
         if self.engine.has_context_buffers:
@@ -448,8 +447,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def longest_length(self) -> int | None:
-        """Return the largest length in tokens at which all requested sequences fit.
-        None means without a limit. The model's own maximum does not count."""
+        """Return the largest tokens per sequence at which all requested sequences fit; 0 if none.
+        None means that memory sets no limit. The model's own maximum does not count."""
         return self._longest_length_of_stages()
 
     @property
@@ -465,7 +464,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def needed(self) -> CapacityLimits:
-        """Return the smallest resources that fit the request, and the largest settings that fit."""
+        """Return the smallest cache and utilization, and the largest settings, for the request."""
         options, shared = self.options, self.options.shared_prefix
         caches = [plan.needed(self.num_requested, self.length, shared) for plan in self.plans]
         terms = self.stage_terms[self.estimate]
@@ -491,14 +490,15 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def needed_bytes(self) -> int:
-        """Return the bytes of KV cache that the requested sequences need on one GPU of `stage`."""
+        """Return the bytes of KV cache that the requested sequences need on one GPU.
+        The GPU is of `stage`, the pipeline stage that fits the fewest sequences."""
         return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
     @property
     def shortage_bytes(self) -> int:
-        """Return the bytes of one GPU outside the KV cache that exceed the engine's share; or 0.
-        If other processes use memory that the engine needs to start, return
-        `missing_free_bytes`."""
+        """Return the bytes by which one GPU's memory outside the cache exceeds the engine's share.
+        The result is 0 if it does not. If other processes use memory that the engine needs to
+        start, return `missing_free_bytes`."""
         return self.missing_free_bytes or max(0, -self.remaining[self.estimate])
 
     @property

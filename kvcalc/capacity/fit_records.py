@@ -295,7 +295,7 @@ def smallest_first(results: Sequence[Fit]) -> list[Fit]:
 
     The smallest has the fewest GPUs, and among those the least total GPU memory. But configurations
     at the model's maximum length come before configurations with a requested length. The order of
-    the others does not change.
+    the others does not change. If none fits, the order of all does not change.
     """
     fitting = [result for result in results if result.fits]
     if not fitting:
@@ -372,9 +372,10 @@ def batch_memory(
     """Return whether a batch of sequences fits in the memory, as a record (dict) of five keys.
 
     The keys are `fits`; `kv_budget_bytes` and `kv_needed_bytes` of one GPU; `max_num_seqs`, the
-    sequences of the longest length that fit in the replica; and `memory_note`. If the engine cannot
-    run the model, `memory_note` is its message, and the other keys are None. But `fits` is False if
-    even the stored data exceeds the memory, without any engine's padding.
+    sequences of the batch's longest length that fit in the replica; and `memory_note`, which is
+    None. If the engine cannot run the model, `memory_note` is the error message, and the other keys
+    are None. But `fits` is then False if even the stored data exceeds the memory, without any
+    engine's padding.
 
     Args:
         deployment: The deployment, with its engine.

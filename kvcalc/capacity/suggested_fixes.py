@@ -96,7 +96,8 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         """Return the capacity of the changed request; None if the engine cannot start with it.
 
         None is also the result if weights and working memory exceed the engine's share of the
-        memory.
+        memory, or if the engine's command line cannot express the change although it expresses the
+        request.
         """
         had_flags = command_of(self.request.requested, self.request.options)
         try:
@@ -117,7 +118,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def fits(self) -> bool:
-        """Return whether all requested sequences fit with the change."""
+        """Return whether all requested sequences fit with the change; False if it cannot start."""
         return self.sequences >= self.options.requested_num_seqs
 
     def flags(self, model_name: str = "") -> str:

@@ -291,9 +291,9 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
 def downcast(title: str, model: Model, precision: Precision, to: str) -> PrecisionAndRemarks:
     """Return the precision in which an engine loads a float32 checkpoint, and remarks.
 
-    Engines load float32 weights in 16 bits unless another dtype is requested. A request for fp8
-    keeps `to` for everything that is not a GEMM, because fp8 applies only to GEMMs. For other
-    checkpoints, the precision is unchanged, and there is no remark.
+    Engines load float32 weights in 16 bits unless another dtype is requested. If fp8 is requested,
+    the GEMMs are in fp8, and everything else is in `to`. For other checkpoints, the precision is
+    unchanged, and there is no remark.
 
     Args:
         title: Official name of the engine, for the remark.
@@ -339,8 +339,9 @@ def rope_table_bytes(model: Model) -> int:
     """Return the bytes of a model's tables of rotary embeddings (RoPE), in full on each GPU.
 
     Each distinct table has positions · width elements of 2 bytes (rotary_embedding/base.py, 0.20).
-    `model.rope_tables` states both numbers. If it is empty, there is one table: its positions are
-    the model's maximum context, its width is the largest head width, of MLA the rotated part.
+    `model.rope_tables` states both numbers. If it is empty, there is one table. Its positions are
+    the model's maximum context, its width is the largest head width of the attention layers. In
+    latent attention (MLA), only the rotated part of a head counts.
     """
     if model.rope_tables:
         return sum(2 * positions * width for positions, width in model.rope_tables)

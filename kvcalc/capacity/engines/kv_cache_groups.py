@@ -292,13 +292,13 @@ def pooled_groups(
     """Return the KV cache groups of a model with pooled index keys, and the tokens of a block.
 
     An indexer of sparse attention reads index keys to select tokens. A pooled index key is one row
-    for several tokens. The number of tokens of a block is a multiple that the kernels support, and
-    large enough to store a recurrent state.
+    for several tokens. The tokens of a block are a multiple of the number that the kernels need,
+    and enough that a page stores a recurrent state.
 
     Args:
         title: Official name of the engine, for the message.
         layers: All layers of the model, in order.
-        block_size: Requested tokens of a block; 0 for none.
+        block_size: Requested tokens of a block, which are rounded up; 0 for the smallest block.
 
     Raises:
         UserError: Layers store other attention too, or states do not fit in the pages.
@@ -385,7 +385,8 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
 
     Args:
         part: The stored cache entries of the layer's attention.
-        block: Tokens of a block of compressed rows.
+        block: Tokens of a block of compressed rows, counted before compression. A block of 256
+            tokens has 64 rows if a row stores 4 tokens.
 
     Raises:
         UserError: vLLM has no pages for the format of the rows or for the compression ratio.

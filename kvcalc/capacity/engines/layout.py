@@ -118,7 +118,7 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer for each distinct set of stored entries: the first layer that has it."""
+    """Return one layer for each distinct set of stored entries, to compute equal layers once."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
@@ -263,7 +263,7 @@ class CacheLayout:
     Attributes:
         block_size: Tokens of a block; None without blocks.
         page_bytes: Bytes of the largest page: the part of a block that one layer uses.
-        bytes_per_block: Bytes of a block over all layers of the pipeline stage.
+        bytes_per_block: Bytes of a block on one GPU, over all layers that share it.
         notes: Remarks for the user.
         demands: Summands of the bytes that one sequence needs.
     """
@@ -285,7 +285,10 @@ class CacheLayout:
         raise NotImplementedError
 
     def pool(self, budget: Any) -> Any:
-        """Return the bytes that the engine allocates of a budget in bytes (int or int array)."""
+        """Return the bytes that the engine allocates of one GPU's budget, such as whole blocks.
+
+        Both are bytes on one GPU: ints or integer arrays.
+        """
         return budget
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
@@ -314,11 +317,11 @@ class CacheLayout:
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Return the number of KV cache blocks in a budget of bytes; None without blocks."""
+        """Return the KV cache blocks in one GPU's budget in bytes; None without blocks."""
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the number of blocks of a sequence of `length` tokens; None without blocks."""
+        """Return the blocks of one sequence of `length` tokens on one GPU; None without blocks."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
@@ -335,7 +338,7 @@ class CacheLayout:
         return self.pool(budget) / size if size else 0.0
 
     def tokens(self, budget: int, length: int) -> int:
-        """Return how many tokens one GPU's KV cache stores if each sequence has `length` tokens.
+        """Return how many tokens one GPU's KV cache stores in all its sequences together.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -344,14 +347,14 @@ class CacheLayout:
         return int(self.concurrency(budget, length) * length)
 
     def request_pool(self, budget: int) -> int:
-        """Return the bytes of one GPU's budget that requests may use, without reserved blocks."""
+        """Return the bytes of one GPU's budget for requests, without placeholder blocks."""
         return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:
         """Return the bytes of one GPU's KV cache that a request needs at each length, as an array.
 
         Args:
-            budget: Bytes of the GPU for the KV cache.
+            budget: Bytes of the GPU for the KV cache. Only SGLang's layout uses them.
             tokens: Array of lengths of the request in tokens.
         """
         return sum((d.unit * d.count(tokens) for d in self.demands), tokens * 0)
@@ -397,7 +400,7 @@ class CacheLayout:
         )
 
     def max_extra_sequences(self, memory: int, length: int) -> int:
-        """Return how many more sequences fit in memory outside the KV cache, such as host memory.
+        """Return how many sequences' caches fit in memory outside the GPU, such as host memory.
 
         The number is for one data-parallel rank. It is 0 if sequences need no bytes.
 
@@ -470,7 +473,7 @@ class BlockPool(LinearLayout):
     """A pool of equal blocks on one GPU, from which every KV cache group of layers takes blocks.
 
     Attributes:
-        bytes_per_block: Bytes of a block over all layers of the pipeline stage.
+        bytes_per_block: Bytes of a block: the pages of all layers of the largest group on a stage.
         null_blocks: Number of placeholder blocks that no sequence gets.
     """
 
@@ -523,7 +526,7 @@ class BlockPool(LinearLayout):
 class Content(LinearLayout):
     """The content of one GPU's KV cache, without an engine's blocks, padding or reserve.
 
-    Like every layout, it computes the bytes of some sequences. They are the least of any engine.
+    Like every layout, it computes the bytes of n sequences. No engine needs fewer bytes.
 
     Args:
         rows: The cache entries (kinds of stored rows, such as keys), each with its bytes per row
@@ -626,9 +629,9 @@ def content_of(
     stage: int,
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
 ) -> Content:
-    """Return a `Content`, which computes the bytes that one GPU of a stage caches.
+    """Return a layout that computes the cache bytes of n sequences on one GPU of a stage.
 
-    It counts the stored rows only, without the engine's blocks and padding.
+    It counts the stored rows only, without blocks and padding, so that no engine needs less.
 
     Args:
         layers: All layers of the model, in order.

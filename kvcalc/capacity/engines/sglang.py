@@ -102,7 +102,10 @@ LATEST = RELEASES[-1]
 def defaults(
     gpu: Gpu, ranks: Parallelism, rules: SglangRelease, tokens: int, model: Model
 ) -> Defaults:
-    """Return the defaults of an SGLang server on a GPU, such as --mem-fraction-static.
+    """Return the defaults of an SGLang server on a GPU.
+
+    They are the tokens of a prefill chunk, the sequences of the largest CUDA graph, and the share
+    of the memory that the server may use (--mem-fraction-static).
 
     Args:
         gpu: The GPU model.

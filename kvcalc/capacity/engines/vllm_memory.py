@@ -152,7 +152,7 @@ def allocated(size: int) -> int:
 
 
 def is_data_centre_blackwell(start: EngineStartup) -> bool:
-    """Return whether the GPU is a Blackwell with at least 150 GiB, such as a B200."""
+    """Return whether the GPU is a Blackwell from 150 GiB on (B200), with more GEMM workspace."""
     is_blackwell = start.gpu.architecture.startswith("Blackwell")
     return is_blackwell and start.gpu.memory_bytes >= 150 * GIB
 
@@ -520,7 +520,7 @@ def latent_width(model: Model, ranks: Parallelism) -> int:
 
 
 def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
-    """Return the weight format of each matrix of experts in the model; empty without experts."""
+    """Return the format of each expert matrix, one per matrix name of a layer kind; or []."""
     return [formats.weight_format(n, weight) for n, weight, _ in model.walk() if weight.expert]
 
 
@@ -641,7 +641,7 @@ def sampler_buffers(start: EngineStartup) -> Any:
     In the first model runner from 0.17 on, Triton's buffer has min(2^⌈log2 min(SMs, n)⌉, SMs) · V ·
     4 bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and
     V the vocabulary size. In the second model runner, tables of sampling penalties stay, but only
-    some releases count them.
+    some releases count them. The result is 0 on all pipeline stages but the last.
     """
     rules: Release = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
