@@ -224,7 +224,7 @@ def at_least(a: Num, bound: int) -> Num:
 
 
 def array_of(value: Num) -> Num:
-    """Return an array of counts as float64, in which formulas compute, or an int unchanged.
+    """Return counts as formulas need them: an array converted to float64, an int unchanged.
 
     A float64 is exact for whole numbers up to 2^53.
     """

@@ -55,7 +55,7 @@ class MemoryItem(NamedTuple):
 
     @property
     def difference(self) -> int | None:
-        """Return the logged bytes minus the predicted bytes; None if either is unknown."""
+        """Return this item's logged minus predicted bytes on one GPU; None if either is unknown."""
         if self.logged is None or self.predicted is None:
             return None
         return self.logged - self.predicted
@@ -66,11 +66,12 @@ class Diagnosis(NamedTuple):
 
     Attributes:
         boot: The logged start.
-        command: The engine's command line, from the flags in the log.
+        command: The engine's command line, from the flags in the log and the user's overrides.
         deployment: The deployment on a GPU with the memory that the log states.
         plain: The same deployment on a GPU with the memory of the GPU preset.
         options: The options of `fit` that follow from the flags.
-        predicted: The capacity by the engine's rules, without corrections from the log.
+        predicted: The predicted memory and number of sequences that fit, without corrections from
+            the log.
         items: Memory items of one GPU, by key, such as "weights", "activations" and "cache".
         corrections: Logged minus predicted bytes of one GPU, for later calls of `fit`.
         remarks: Sentences to print.
@@ -96,7 +97,9 @@ class Diagnosis(NamedTuple):
 
 
 def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) -> Diagnosis:
-    """Compute the prediction for a logged engine start, and compare both item by item.
+    """Compute the memory of a logged engine start, and compare it with the logged bytes.
+
+    The comparison has one item per part of one GPU's memory, such as weights and cache.
 
     Args:
         boot: The logged start.

@@ -302,11 +302,11 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
 
 
 def with_memory(gpu: Gpu, memory: int) -> Gpu:
-    """Return a GPU with another memory size.
+    """Return a copy of a GPU preset with the total memory that a log states.
 
     Args:
-        gpu: The GPU.
-        memory: Memory in bytes; 0 leaves the GPU unchanged.
+        gpu: The GPU preset.
+        memory: Total memory of one GPU in bytes; 0 if unknown, which leaves the preset unchanged.
     """
     return replace(gpu, memory_bytes=memory) if memory else gpu
 

@@ -57,22 +57,23 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """Return the logged start without any change, to which changes can be added.
+        """Return the logged start as a `ConfigChange` without changes, to which they can be added.
 
-        Its GPU has the memory of the GPU preset.
+        Its GPU has the memory of the GPU preset, not the memory that the log states.
         """
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
 
     def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
-        """Return a changed start for which this number of users of this length must fit.
+        """Return a copy of a changed start that requires this number of users of this length.
 
-        With llama.cpp, the number is at least the slots of the start, because llama.cpp allocates
-        all slots when it starts.
+        Only its options `users` and `max_model_len` differ, so its `fits` answers whether these
+        users fit. With llama.cpp, the number is at least the slots of the start, because llama.cpp
+        allocates all slots when it starts.
 
         Args:
             change: The changed start.
-            users: Number of concurrent users.
+            users: Number of concurrent users in the replica.
             tokens: Tokens of each user's sequence.
         """
         options = change.options
@@ -81,10 +82,11 @@ class Adviser(NamedTuple):
         return change.changed(users=users, max_model_len=tokens)
 
     def fits(self, change: ConfigChange) -> bool:
-        """Return whether the engine starts with a change and the required users fit.
+        """Return whether the engine starts with the changed flags and the required users fit.
 
-        Both must be true by the predicted memory, and by the prediction with the corrections of the
-        log.
+        This is computed twice, and both results must be true: from the predicted memory, and from
+        the prediction plus the differences between log and prediction. The result is False if flags
+        cannot express the change.
 
         Args:
             change: The changed start.
@@ -106,9 +108,11 @@ class Adviser(NamedTuple):
         return not is_total or corrected.result.budget.share <= free_bytes
 
     def advice(self, change: ConfigChange) -> AdviceRecord:
-        """Return the record (dict) of a change: flags, cost, command lines and users that then fit.
+        """Return the record (dict) of a change that helps, as `kvcalc diagnose` prints it.
 
-        If the required users do not fit at the start's max_model_len, the flags also lower it.
+        It has the flags, the disadvantage of the change as text (`cost`), the command lines of
+        engine and kvcalc, and the users that then fit in the replica (`holds`). If the required
+        users do not fit at the start's max_model_len, the flags also lower it.
 
         Args:
             change: A change with which the required users fit.
@@ -131,7 +135,7 @@ class Adviser(NamedTuple):
         }
 
     def find_changes(self) -> list[AdviceRecord]:
-        """Return up to five changes of the command line with which all required users fit.
+        """Return records of up to five changes of the command line with which all users fit.
 
         Each is the smallest change of its kind that is enough. Kinds are, for example, fewer tokens
         per pass or more GPUs. Changes of one flag come first. If none helps, each kind is combined
@@ -154,12 +158,12 @@ class Adviser(NamedTuple):
         return changes[first : first + 1]
 
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
-        """Return a change to the smallest gpu_memory_utilization with which the users fit.
+        """Return a list with one change: the smallest gpu_memory_utilization that is enough.
 
-        The result is a list with this change, or an empty list. The values are multiples of 0.01
-        above the current value. They end at the share of the memory that other processes leave
-        free. If other processes made the start fail, the change is instead to the next smaller
-        value, because the engine then needs less free memory.
+        With it all required users fit. The list is empty if no value is enough. The values are
+        multiples of 0.01 above the current value. They end at the share of the memory that other
+        processes leave free. If other processes made the start fail, the change is instead to the
+        next smaller value, because the engine then needs less free memory.
 
         Args:
             start: The logged start, possibly with earlier changes.
@@ -223,9 +227,9 @@ class Adviser(NamedTuple):
     def longest_flag(self) -> str:
         """Return the flag with the longest max_model_len at which one sequence fits.
 
-        Example: "--max-model-len 8192". The length is a multiple of 256. The sequence must fit by
-        the predicted memory, and by the prediction with the corrections of the log. Return "" if no
-        length fits, or if the logged maximum fits.
+        Example: "--max-model-len 8192". The length is a multiple of 256 tokens. The sequence must
+        fit by the predicted memory, and by the prediction corrected with the log's bytes. The
+        result is "" if no length fits, or if the present max_model_len fits already.
         """
         diagnosis = self.diagnosis
         length = diagnosis.options.max_model_len
@@ -367,7 +371,9 @@ def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
 
 
 def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> DiagnosisSummary:
-    """Return the summary of a logged start, with changes that help if the users do not fit.
+    """Return the summary of a logged start.
+
+    If the start failed or the users do not fit, it has the changes of flags that help.
 
     Args:
         diagnosis: The logged start and its prediction.

@@ -122,7 +122,7 @@ def checkpoint(name: str) -> Checkpoint:
     """Return the model and the storage formats that the name of a checkpoint implies.
 
     No weights are read. Example: `Qwen/Qwen3-14B-AWQ` is the preset qwen3-14b in the weight format
-    awq.
+    awq. A name `org/name` without a matching preset is the result unchanged, without formats.
 
     Args:
         name: An existing file or folder, a preset, a preset's name on the Hub, or an unknown name

@@ -256,6 +256,9 @@ class OutputFile:
     are followed, and an existing file keeps its mode. Devices, named pipes and standard output (`-`
     or /dev/stdout) are written directly.
 
+    Args:
+        target: Path that the user typed, or `-` for standard output.
+
     Raises:
         UserError: The file cannot be created, or writing fails.
     """
@@ -302,7 +305,7 @@ class OutputFile:
 
         Args:
             keep: Whether the temporary file replaces the target. If not, it is deleted, and the
-                target stays as it was.
+                target stays as it was. It has no effect on a device, pipe or standard output.
         """
         if not self._file:
             return

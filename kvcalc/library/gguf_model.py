@@ -93,7 +93,8 @@ class GgufBlock:
     def join(self, weight: str, *pieces: tuple[TensorInfo, int]) -> None:
         """Record the storage format of a weight that consists of rows of several tensors.
 
-        If the tensors have different ggml types, the recorded format has their bytes in sum.
+        It is their ggml type. If the types differ, it is a mixed format with the sum of their
+        bytes.
 
         Args:
             weight: Name of the weight in kvcalc, such as `qk`.

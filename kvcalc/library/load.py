@@ -389,10 +389,10 @@ LISTED_CONTEXT = 8192  # tokens at which a listed model's bytes per token are ta
 
 
 def beginning(name: str, kind: str) -> list[str]:
-    """Return the names of the presets that contain a word, as choices for the user.
+    """Return the presets whose names contain a word anywhere, as choices for the user.
 
-    The list is empty if the word itself is the name of a preset or file, because there is no choice
-    then.
+    Case, dots, dashes and blanks do not matter. The list is empty if the word itself is the name of
+    a preset or file, because there is no choice then.
 
     Args:
         name: The word that the user typed.
@@ -411,7 +411,7 @@ def _presets(kind: str, spec: type[Checked], names: Sequence[str]) -> list[Check
 
 
 def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
-    """Return the models of all matching presets, sorted by family and number of parameters.
+    """Return the models of all matching presets, by family and then by rising parameter count.
 
     Args:
         family: Only presets with this text in the name of the family or of the model; '' for all.

@@ -190,7 +190,7 @@ class Case(NamedTuple):
 
     @property
     def past(self) -> int:
-        """Return the number of tokens of each sequence that are cached before the pass."""
+        """Return each sequence's cached tokens before the pass: context − 1 in decode, else 0."""
         return self.context - self.new
 
 

@@ -167,7 +167,8 @@ class GenerationRun:
         machine: The machine to measure on.
         tokens: Token ids of prompts and generated tokens, [batch_size, prompt_len + new_tokens].
         cache: One cache per layer; None without a cache.
-        calls: Number of torch operations in the first pass and, with a cache, in each later pass.
+        calls: List of torch operations per forward pass, from which the host's time is predicted:
+            [first pass, each later pass] with a cache, or [every pass] without a cache.
         seconds: Measured seconds of every step so far.
     """
 
@@ -213,8 +214,8 @@ class GenerationRun:
     def record(self, steps: int, rates: MachineRates) -> Record:
         """Return the results of the first `steps` steps as a dictionary.
 
-        It has measured seconds, predicted seconds, minimum seconds by the roofline, and cache
-        bytes.
+        It has measured and predicted seconds of each step and of all these steps together. It also
+        has the sum of the steps' minimum seconds by the roofline, and the bytes of the whole cache.
 
         Args:
             steps: Number of steps, at least 1.

@@ -109,10 +109,10 @@ def needed_bytes(case: Case, settings: MeasureSettings) -> int:
 def measure(
     case: Case, settings: MeasureSettings, machine: Machine, ceilings: Ceilings
 ) -> Record:
-    """Measure one case, and return its times, predictions and bounds as a dictionary.
+    """Measure one case, and return its times, predictions and bounds in seconds as a dictionary.
 
-    Keys with the prefix `attention_` describe only the attention or scan, and all others the
-    complete layers. `ceilings` has the measured bandwidth and FLOP/s of this machine.
+    Times are of one pass. Keys with the prefix `attention_` describe only the attention or scan,
+    all others the complete layers. `ceilings` has this machine's measured bandwidth and FLOP/s.
     """
     dtype, gpu = settings.dtype, as_gpu(machine, ceilings)
     layer = operators_of(case, dtype)

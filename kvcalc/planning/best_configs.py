@@ -100,7 +100,8 @@ class ParetoFront:
 
         Args:
             x: Time per output token in seconds, in a search for deployments.
-            y: Output tokens per second per GPU, or divided by the price.
+            y: Output tokens per second per GPU, divided by the GPU's price per hour if prices are
+                known.
         """
         return bool(((self.xs == x) & (self.ys == y)).any())
 
@@ -140,7 +141,7 @@ class ClosestMisses:
 
     The violation factor says how far a candidate misses: it is 1.2 if its TPOT is 20% above the
     target. For each GPU model and total number of GPUs, only the candidate with the smallest factor
-    is stored. It is left out if fewer GPUs of its model have a smaller factor.
+    is stored. No candidate is stored if one with fewer GPUs of this model has a smaller factor.
 
     Args:
         num_models: Number of GPU models in the search.
@@ -370,10 +371,10 @@ class BestConfigs(NamedTuple):
 
     @property
     def front(self) -> ParetoFront:
-        """Return the Pareto front with the kind of times that the printed candidates have.
+        """Return the Pareto front of TPOT and throughput to draw with the printed candidates.
 
-        If the first candidate of `listed` has lower bounds as times, this is the front of bounds.
-        Otherwise it is the front of predictions.
+        If the times of the best printed candidate (the first of `listed`) are lower bounds, this is
+        the front of bounds. Otherwise it is the front of predictions.
         """
         return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
 
@@ -581,8 +582,8 @@ def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecor
 def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
     """Return the JSON record of each candidate that `plan` lists, the best first.
 
-    A candidate is a deployment with a number of replicas. The record also has the command lines
-    that start the engine.
+    A candidate is a deployment with a number of replicas. The record also has the engine's command
+    line of one replica (`command`) and those that start all replicas (`commands`).
 
     The key `pareto` tells whether the candidate is Pareto-optimal: every other candidate has a
     higher TPOT or fewer tokens per second per GPU. With prices, these tokens per second are divided
@@ -631,8 +632,7 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
 def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """Return the engine's command line of one replica; None if its flags cannot describe it.
 
-    The engine takes one max_num_seqs for all data-parallel ranks. It is that of the rank with the
-    most sequences.
+    All data-parallel ranks get the same max_num_seqs: the sequences of the rank with the most.
 
     Args:
         candidate: The deployment, with the number of sequences per replica.

@@ -43,11 +43,11 @@ class StageVariants(NamedTuple):
 
 
 def group_stage_variants(deployments: Sequence[TimedDeployment]) -> list[list[StageVariants]]:
-    """Return groups of deployments that differ only in GPU model and pipeline transfers.
+    """Return groups of deployments that differ only in GPU model and number of pipeline stages.
 
-    All deployments of a group run the same operators in a forward pass. So the operators of a group
-    are computed only once. Deployments are in one group if each of their pipeline stages has an
-    equal number of GPUs on a node.
+    All deployments of a group run the same operators in a forward pass, apart from transfers
+    between stages. So the operators of a group are computed only once. A stage may be spread over
+    several nodes; groups differ in the number of a stage's GPUs that are on one node.
 
     Args:
         deployments: Deployments of one model that differ only in GPU model and number of pipeline
@@ -83,13 +83,14 @@ def time_pass(
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the seconds of one forward pass for the deployments of a group, GPU model by GPU model.
 
-    The seconds are those that `TimedDeployment.seconds` returns for one deployment. They are NaN if
-    the pass contains prompts and the GPU has no matrix peak for its products.
+    The seconds are predictions if a deployment has a calibration (time models fitted to
+    measurements), otherwise datasheet bounds. They are NaN if the pass contains prompts and the GPU
+    has no matrix peak for its products.
 
     Args:
         group: One `StageVariants` for each GPU model, from `group_stage_variants`.
-        batch: Sequences that run through the pass. Their number and lengths may be arrays, to time
-            many passes in one call. Their shape after broadcasting is [*points].
+        batch: Sequences that run through the pass together, such as a micro-batch. Their number and
+            lengths may be arrays of shape [*points], to time many passes in one call.
         model: Model that runs, such as a draft model; None for the model of the deployments.
         all_positions: Whether the LM head runs on all new tokens of a sequence instead of the last
             one.
@@ -134,7 +135,9 @@ def time_pass(
 
 
 class DeploymentTimer:
-    """Computes request times of deployments of one model that differ in GPU and pipeline stages.
+    """Computes TTFT, TPOT and end-to-end times of requests for deployments of one model.
+
+    The deployments differ only in GPU model and number of pipeline stages.
 
     Args:
         deployments: The deployments.

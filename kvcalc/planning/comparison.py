@@ -29,7 +29,9 @@ SHAPE = f"one layer of {HEADS} heads of {WIDTH}"
 
 
 class AttentionPoint(NamedTuple):
-    """An attention variant in one phase: a point of the roofline of one layer's attention.
+    """An attention variant and a phase for which `attention_records` computes roofline points.
+
+    The class has no numbers. FLOPs and bytes follow from variant, phase, batch size and context.
 
     Attributes:
         label: Name of the variant in the printed table, such as "GQA-8".
@@ -61,14 +63,14 @@ def attention_records(
     batches: Sequence[int],
     precision: Precision = PUBLISHED,
 ) -> list[Record]:
-    """Return FLOPs, bytes and roofline bound of one attention layer on one GPU, by variant.
+    """Return FLOPs, bytes and minimum seconds of one attention layer on one GPU, by variant.
 
     There is one record for each combination of attention variant, batch size and context. The
     variants are fixed: MHA, GQA with and without a window, MQA, MLA and DSA in decode, and MHA and
     MLA in prefill. The layer has 128 query heads of width 128. Only the attention over the KV cache
-    counts, not the projections. `knee` is the GPU's FLOPs per byte at the ridge point, for the
-    dtype of the products. `to_knee` is `knee` ÷ the attention's FLOPs per byte: above 1, attention
-    is memory-bound.
+    counts, not the projections. All numbers are for one pass of the batch. `knee` is the GPU's
+    FLOPs per byte at the ridge point, for the dtype of the products. `to_knee` is `knee` ÷ the
+    attention's FLOPs per byte: above 1, attention is memory-bound.
 
     Args:
         gpu, precision: GPU model, and data types of the KV cache and the products.
@@ -123,10 +125,10 @@ def attention_records(
 
 
 def usual_variants(model: Model) -> str:
-    """Return the attention variants that `compare` shows by default, as "mha,none,mqa,mla,dsa".
+    """Return the attention variants that `compare` shows by default, joined with commas.
 
-    This example is for a model with GQA. "none" is the model's own attention. Variants equal to it
-    are left out. For a model whose own attention is MHA, GQA replaces "none".
+    A model with GQA gives "mha,none,mqa,mla,dsa". "none" is the model's own attention. Variants
+    equal to it are left out. For a model whose own attention is MHA, GQA replaces "none".
     """
 
     def differs(name: str) -> bool:
@@ -150,16 +152,16 @@ def compare_records(
     """Return a record for each attention variant, batch size and context of one deployment.
 
     A variant is the model with its attention replaced, for example by MQA. A record has the bytes
-    of the KV cache and of the weights, the times of a decode step and a prefill, and the number of
-    requests that fit. `stored_reduction` and `read_reduction` are the KV cache bytes of the first
-    variant ÷ those of this variant.
+    of KV cache and weights on the GPU that has the most, the seconds of a decode step and a
+    prefill, and the number of requests that fit in the replica. `stored_reduction` and
+    `read_reduction` are the KV cache bytes of the first variant ÷ those of this variant.
 
     Args:
         variants: Pairs (name, changed model).
         deployment: The deployment with the original model.
         contexts: Numbers of tokens of each sequence; each number gives further records.
-        batches: Batch sizes in sequences; each number gives further records.
-        block_size: Tokens of a block of the KV cache.
+        batches: Sequences of the whole replica; each number gives further records.
+        block_size: Tokens of a KV cache block, for the allocated bytes.
 
     Raises:
         UserError: A length or batch size is invalid, or the parallelism does not divide the model.

@@ -101,9 +101,10 @@ def run_search(
     prices: Mapping[str, float] | None = None,
     on_batch: Callable[[CandidateBatch], object] | None = None,
 ) -> SearchResult:
-    """Return the best deployments of a search space for each model and requirement.
+    """Return at most five best deployments of a search space for each model and requirement.
 
-    All combinations in the search space are tried.
+    All combinations in the search space are tried. The best meets all targets at the lowest price
+    per hour. Without prices it has the fewest GPUs, and GPU models are not compared.
 
     Args:
         needs: The requirements: each has a load (users or requests per second, lengths) and
@@ -169,7 +170,10 @@ class TargetChange(NamedTuple):
     space: SearchSpace
 
     def search(self) -> BestConfigs | None:
-        """Return the best deployments after the change; None if no deployment can be tried."""
+        """Return the best deployments after the change; None if no deployment can be tried.
+
+        Prices are ignored: fewer GPUs are better.
+        """
         try:
             return run_search([self.need], self.space).answers[0]
         except UserError:

@@ -78,8 +78,9 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         tp: Tensor-parallel sizes; () for all sizes within one server into which the model divides.
         pp: Numbers of pipeline stages; () for all from 1 to the number of layers.
         dp: Data-parallel sizes within a replica; () for all if the model has experts, otherwise 1.
-        ep: Expert-parallel sizes; () for 1 and the number of GPUs of a pipeline stage.
-        precisions: Formats of weights and KV cache.
+        ep: Expert-parallel sizes; () for the number of GPUs of a pipeline stage, and also for 1 if
+            dp is 1 or `dp` states sizes. Without experts, the size is always 1.
+        precisions: Data types of weights and KV cache, each pair in one item.
         options: Memory options of the engine. Their lengths and numbers of sequences are replaced
             by those of the requirement.
         calibration: Name or file of a calibration, which has time models fitted to measured
@@ -107,7 +108,7 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     disaggregate: tuple[bool, ...] = (False,)
 
     def splits(self, model: Model) -> list[Parallelism]:
-        """Return the ways to split one replica of a model over GPUs, those with the fewest first.
+        """Return the ways to split one replica of a model over GPUs, the fewest GPUs first.
 
         A way is a combination of tensor-, pipeline-, data- and expert-parallel sizes with at most
         `max_gpus` GPUs.

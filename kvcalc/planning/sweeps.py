@@ -44,11 +44,11 @@ MAX_NAME = 60  # letters of a measured GPU's name
 def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
     """Return whole numbers from `first` to `last`, evenly spaced on a logarithmic axis.
 
-    Example: geometric_steps(1, 16, 1) is [1, 2, 4, 8, 16].
+    Example: geometric_steps(1, 16, 1) is [1, 2, 4, 8, 16]. Equal rounded numbers occur once.
 
     Args:
-        first: Smallest number.
-        last: Largest number.
+        first: Smallest number, which is the first of the list.
+        last: Largest number, which is the last of the list.
         per_octave: Numbers in each doubling, such as between 128 and 256.
     """
     steps, value = [], float(first)
@@ -99,14 +99,14 @@ def cache_curve(
 ) -> CacheCurve:
     """Return the KV cache bytes of a model at several contexts.
 
-    They are the bytes that are stored and that a decode step reads, on the GPU that stores the
-    most.
+    They are the bytes that one GPU stores and that it reads in a decode step. It is the GPU that
+    stores the most weights and KV cache.
 
     Args:
         model: The model.
         precision: Data types of weights and KV cache.
         contexts: Numbers of tokens of each sequence, one for each point of the curve.
-        batch_size: Number of concurrent sequences.
+        batch_size: Number of concurrent sequences of the whole replica.
         parallelism: Tensor-, pipeline-, data- and expert-parallel sizes.
         label: Name of the curve; "" for the model's name.
     """
@@ -228,7 +228,8 @@ def generation_work(
 ) -> GenerationWork:
     """Return the matrix FLOPs of each new token of one sequence, with and without a KV cache.
 
-    They are for at most 64 lengths, which are evenly spaced up to `last`.
+    They are for at most 64 lengths, which are evenly spaced up to `last`. With several GPUs they
+    are the FLOPs of one GPU of each pipeline stage, summed over the stages.
 
     Args:
         model: The model.
@@ -254,13 +255,14 @@ def decode_passes(
 ) -> list[list[Record]]:
     """Return the roofline of a decode step for each batch size, as lists of records.
 
-    Each list has one record per operator, with FLOPs, bytes and time, and then a record of the
-    total. The total also tells whether the batch fits into GPU memory.
+    Each list has one record per operator, with FLOPs, bytes and seconds of one GPU in the slowest
+    pipeline stage, and then a record of the total. The total also tells whether the batch fits into
+    GPU memory.
 
     Args:
         deployment: Model on one replica of GPUs.
-        context: Tokens of each sequence.
-        batch_sizes: Numbers of concurrent sequences, one for each list.
+        context: Tokens of each sequence, including the new one.
+        batch_sizes: Numbers of concurrent sequences of the replica, one for each list.
     """
     return [
         pass_with_memory(
@@ -275,12 +277,13 @@ def decode_passes(
 def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
     """Return the roofline of the prefill of one sequence, as a list of records.
 
-    There is one record per operator, with FLOPs, bytes and time, and then a record of the total.
-    The total also tells whether the sequence fits into GPU memory.
+    There is one record per operator, with FLOPs, bytes and seconds of one GPU in the slowest
+    pipeline stage, and then a record of the total. The total also tells whether the sequence fits
+    into GPU memory.
 
     Args:
         deployment: Model on one replica of GPUs.
-        context: Tokens of the sequence.
+        context: Tokens of the sequence, all of which are new.
     """
     records = roofline_records(deployment, "prefill", 1, context)
     return pass_with_memory(deployment, records, Batch.prefill(context))
@@ -320,7 +323,8 @@ class LatencyCurve(NamedTuple):
         deployment: Model on one replica of GPUs.
         request: Options of `latency`, such as input and output length. Their batch size is ignored.
         records: JSON records of `latency`, one for each batch size, with times such as `ttft_s`.
-        max_num_seqs: Largest batch size in sequences that fits into GPU memory; None if unknown.
+        max_num_seqs: Largest batch size in sequences that fits into the replica's GPU memory; None
+            if unknown.
     """
 
     deployment: TimedDeployment
@@ -362,7 +366,8 @@ def latency_curves(
 class SpeculationCurve(NamedTuple):
     """Speed-up of decoding by a draft model at several acceptance rates, for a plot.
 
-    The times are those of the step at which half of the output is generated.
+    It is for the batch size of the request. The times are those of the step at which half of the
+    output is generated.
 
     Attributes:
         deployment: The target model on one replica of GPUs.
@@ -423,7 +428,8 @@ def comparison_sweep(
 ) -> list[list[CacheCurve]]:
     """Return, for each deployment, a list of KV cache curves: one for each attention variant.
 
-    A curve has the bytes of the KV cache at several contexts (tokens per sequence).
+    A curve has the KV cache bytes at several contexts (tokens per sequence). They are of the GPU
+    that stores the most.
 
     Args:
         deployments: Deployments of one model.

@@ -62,9 +62,9 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
 def narrower_formats(deployment: TimedDeployment, is_weights_only: bool) -> dict[str, str]:
     """Return narrower data types for a deployment that lacks memory, by field of `Precision`.
 
-    If the GPU has fp8 matrix units, both may become fp8. Weights become int4 if they are fp8
-    already or the GPU has no fp8 unit. A field that cannot get narrower is left out. Example:
-    {"kv_cache_dtype": "fp8", "quantization": "fp8"}.
+    If the GPU has fp8 matrix units, weights and KV cache may become fp8. Weights become int4 if
+    they are fp8 already or the GPU has no fp8 unit. A field that cannot get narrower is left out.
+    Example: {"kv_cache_dtype": "fp8", "quantization": "fp8"}.
 
     Args:
         deployment: The deployment, which states the present data types and the GPU.

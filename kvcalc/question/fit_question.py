@@ -22,9 +22,11 @@ class EngineSettings(Question, frozen=True):
 
     Attributes:
         block_size: Tokens of a KV cache block; 0 for the engine's own.
-        max_num_batched_tokens: Tokens of one forward pass (llama.cpp: its micro-batch).
+        max_num_batched_tokens: Maximum tokens of one forward pass of a data-parallel rank
+            (llama.cpp: of its micro-batch).
         max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
-        num_speculative_tokens: Draft tokens per forward pass that verifies them; 0 without a draft.
+        num_speculative_tokens: Draft tokens of a sequence per pass that verifies them; 0 without a
+            draft.
         mamba_cache_mode: "none" or "align". With "align", prefix caching stores a second page of
             the recurrent state per sequence, and `mamba_checkpoint_blocks` further pages.
         mamba_checkpoint_blocks: Number of further pages of the recurrent state per sequence with
@@ -59,10 +61,10 @@ class EngineSettings(Question, frozen=True):
 
     @property
     def in_flight(self) -> int:
-        """Return the tokens of all forward passes that are scheduled but not done.
+        """Return the maximum tokens of all forward passes that are scheduled but not done.
 
-        Layers with a sliding window reserve cache for them. The number is max_num_batched_tokens ·
-        max_in_flight_batches.
+        Layers with a sliding window reserve cache for these tokens. The number is
+        max_num_batched_tokens · max_in_flight_batches.
         """
         return self.max_num_batched_tokens * self.max_in_flight_batches
 
@@ -77,8 +79,8 @@ class FitQuestion(EngineSettings, frozen=True):
         max_model_len: Tokens of each sequence; 0 for the model's maximum.
         max_num_seqs: Sequences of the whole replica for which the engine is set up, and which must
             fit. None means the engine's default; then one sequence must fit.
-        require: Sequences that must fit even in the cautious (low) estimate, if this is more than
-            `max_num_seqs`.
+        require: Sequences of the whole replica that must fit even in the cautious (low) estimate.
+            It counts if it is more than `users` or `max_num_seqs`.
         users: Sequences of the whole replica that must fit, instead of `max_num_seqs`.
         from_log: File of memory corrections that `diagnose --save` wrote.
         budget: Estimate of the KV cache budget that decides what fits: low (cautious), middle or
@@ -90,9 +92,10 @@ class FitQuestion(EngineSettings, frozen=True):
         gpu_memory_utilization: Share of the GPU memory for the engine, above 0 and at most 1.
         utilization_of: Memory that `gpu_memory_utilization` refers to: total, free after context
             and collectives, or remaining after all other parts of memory.
-        max_num_batched_tokens: Tokens of one forward pass (llama.cpp: its micro-batch).
+        max_num_batched_tokens: Maximum tokens of one forward pass of a data-parallel rank
+            (llama.cpp: of its micro-batch).
         max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
-        num_speculative_tokens: Draft tokens per forward pass that verifies them.
+        num_speculative_tokens: Draft tokens of a sequence per pass that verifies them.
         kv_cache_memory_bytes: Bytes of the cache per GPU, instead of the computed budget.
         num_gpu_blocks_override: Number of KV cache blocks per GPU, instead of the computed number.
         memory_in_use: Bytes of each GPU that other processes use.

@@ -20,7 +20,8 @@ class RequestLengths(msgspec.Struct, frozen=True):
 
     Attributes:
         prompt: Tokens before the first output token.
-        context: Tokens of the sequence at the end of the request.
+        context: Tokens of the sequence at the end of the request. It equals `prompt` if the output
+            length is unknown.
         output: Output tokens; 0 if unknown. Decode steps are then timed at the full context.
         cached: Leading tokens of the prompt that are in a prefix cache.
     """
@@ -177,8 +178,8 @@ class SpaceOptions(Question, frozen=True):
         max_num_batched_tokens: Tokens of one forward pass; 0 for the engine's default.
         enforce_eager: Whether the engine runs without CUDA graphs and compilation.
         draft: Drafts for speculative decoding: a model, `layers=N` or `mtp`; () for none.
-        num_speculative_tokens: Draft tokens per decode step.
-        acceptance_rate: Shares of draft tokens that are accepted, from 0 to 1.
+        num_speculative_tokens: Draft tokens per sequence and decode step; required with a draft.
+        acceptance_rate: Shares of draft tokens that are accepted, from 0 to 1; () for 0.8.
         disaggregate: Whether to try prefill on separate replicas too.
         price_per_hour: Price of a GPU per hour, as `2.5`, or for each GPU model as `h100=2.5`.
     """

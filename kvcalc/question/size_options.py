@@ -50,7 +50,8 @@ class Output(Printing, frozen=True):
 class ContextOptions(Question, frozen=True):
     """The context and the batch size of a forward pass or of a KV cache.
 
-    If both are lists, the records of all contexts with the first batch size come first.
+    The user may type a comma-separated list for each; one object of this class has one pair. The
+    answer lists all contexts with the first batch size first.
 
     Attributes:
         context: Cached tokens per sequence.

@@ -325,6 +325,9 @@ class Config:
 def show(value: Any) -> str:
     """Return a value of config.json as a short text for an error message.
 
+    A list or mapping gives its length, such as `a list of 48`. Other values are written out, cut
+    to 40 characters.
+
     Args:
         value: The value, of any JSON type.
     """
@@ -537,7 +540,7 @@ def when(condition: Field, then: Field, otherwise: Field = None) -> Callable[[Co
 
 
 def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
-    """Return the values of several fields of a layer's part, for the current layer, by field name.
+    """Return the values of several fields of a part (mixer or FFN) of the current layer, by name.
 
     A field whose value is None is left out, so that the class of the part uses its own default.
 

@@ -24,7 +24,8 @@ def quark(q: Config) -> str:
     """Return the weight format that Quark's `quantization_config` describes, such as `mxfp4`.
 
     Quark is AMD's quantisation tool. Known formats are OCP mxfp4, and fp8 with an fp32 scale per
-    tensor or channel. Source: quark/torch/export/nn/modules/realquantizer.py.
+    tensor or channel. For others the result is a text such as `quark (int4 per_group)`, which is no
+    known format. Source: quark/torch/export/nn/modules/realquantizer.py.
 
     Args:
         q: The `quantization_config` of a config.json.

@@ -420,7 +420,7 @@ def moe(
         experts: Number of experts.
         top_k: Experts that a token uses.
         size: Intermediate size of an expert.
-        shared: Intermediate size of all shared experts together.
+        shared: Intermediate size of all shared experts together; None for no shared experts.
         **fields: Further fields of the part's class → rule, formula or literal.
     """
     return mixer(
@@ -491,12 +491,14 @@ def both(*readers: Reader) -> Reader:
 
 
 def nothing(c: Config) -> tuple[Any, ...]:
-    """Return no parts, for a layer without an FFN or without a mixer.
+    """Return an empty tuple: the parts of a layer without an FFN, or without a mixer.
 
-    This function is a reader, like the results of `grouped` and `dense`.
+    This function is itself a reader: a function that takes a `Config` (a read config.json) and
+    returns parts of its current layer. The table of model types uses it where a layer has no such
+    part.
 
     Args:
-        c: Not used.
+        c: The config.json, which is not used.
     """
     return ()
 

@@ -226,13 +226,15 @@ def visible_mask(n: int, tokens: int, window: int, device: torch.device) -> Tens
 def masked_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
-    """Return attention of q over k and v under a mask, or causal attention without a mask.
+    """Return the attention output [B, H, n, e] of queries over keys and values under a mask.
+
+    Without a mask the attention is causal, and n must equal S.
 
     Args:
         q: Queries [B, H, n, d]: B sequences, H query heads, n new tokens, head width d.
         k: Keys [B, G, S, d] of G KV heads and S tokens.
         v: Values [B, G, S, e] of width e.
-        mask: True if a query attends to a key, [n, S] or [B, 1, n, S].
+        mask: True if a query attends to a key, [n, S] or [B, 1, n, S]; None for causal attention.
         scale: Factor on the scores; None for 1/√d.
     """
     return F.scaled_dot_product_attention(

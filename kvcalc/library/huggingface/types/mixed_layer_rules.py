@@ -90,11 +90,11 @@ def nemotron_order(c: Config) -> list[str]:
 
 
 def nemotron_layers(c: Config) -> int:
-    """Return the number of Nemotron-H's layers: the length of the file's list of layer types.
+    """Return the number of Nemotron-H's layers: the length of its list of layer types.
 
-    The list is `layer_types` or `hybrid_override_pattern`. If config.json has neither, its
-    `num_hidden_layers` allows transformers' default of four layers. Without all three keys the
-    result is 0.
+    The list is `layer_types` or `hybrid_override_pattern` in config.json. A file with only
+    `num_hidden_layers` gives 4, the length of transformers' default list, whatever the number is.
+    A file without all three keys gives 0.
     """
     keys = ("layer_types", "hybrid_override_pattern", "num_hidden_layers")
     if not any(map(c.in_file, keys)):
@@ -135,10 +135,10 @@ def indexer_where(offset: int, freq: int) -> Field:
 def v4_order(c: Config) -> list[str]:
     """Return the attention type of each layer of DeepSeek-V4.
 
-    The types are `sliding_attention`, `compressed_sparse_attention` (CSA, one row per 4 tokens),
-    and `heavily_compressed_attention` (HCA, one row per 128 tokens). `layer_types` in config.json
-    lists them. Older files have `compress_ratios` instead: 0, 4 or 128. By default layers 3, 5, 7 …
-    are CSA and all others are HCA.
+    The types are `sliding_attention`, `compressed_sparse_attention` (CSA, one compressed cache row
+    per 4 tokens), and `heavily_compressed_attention` (HCA, one compressed cache row per 128
+    tokens). `layer_types` in config.json lists them. Older files have `compress_ratios` instead: 0,
+    4 or 128. By default layers 3, 5, 7 … are CSA and all others are HCA.
 
     Raises:
         UserError: The list is too short or has an unknown type.
