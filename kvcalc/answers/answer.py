@@ -55,7 +55,13 @@ def note(text: str) -> None:
 
 
 def print_to_stderr(line: str) -> None:
-    """Print a line on stderr. A long line is wrapped on a terminal, but not in a pipe."""
+    """Print a message for the user on stderr, such as an error, so that stdout has only results.
+
+    A long message is wrapped on a terminal, but not in a pipe.
+
+    Args:
+        line: The message in one line.
+    """
     print("\n".join(_wrapped(line)) if sys.stderr.isatty() else line, file=sys.stderr)
 
 
@@ -84,6 +90,10 @@ class LazyRecords(Sequence[Record]):
 
     A record is one row of an answer: a flat dictionary from JSON key to value. Commands use this
     sequence if an answer may have more records than memory can store.
+
+    Attributes:
+        make_records: Function that yields all records. Each reading calls it again.
+        length: Number of records, so that `len` need not compute them.
     """
 
     def __init__(self, make_records: Callable[[], Iterable[Record]], length: int) -> None:
@@ -119,12 +129,13 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         _records: All records.
         _tables: Function that returns the tables to print.
         _charts: Function that returns the charts to draw; by default it returns none.
-        _main: Index of the main record in `_records`.
-        _short: Further attribute name → the JSON key that it stands for.
+        _main: Index of the main record in `_records`; -1 for the last.
+        _short: Further attribute name → the JSON key that it stands for, such as `stored` →
+            `kv_cache_bytes`.
         _formulas: Function that returns the text of `--explain`; None for a text made from the
             tables.
         _notes: Remarks to print on stderr.
-        _status: Exit status of the command.
+        _status: Exit status of the command; 0 for success.
         _yaml: Text that is printed instead of the tables; '' for none.
         _is_silent: Whether the records are not printed, because a file is written to stdout
             instead.
@@ -142,7 +153,10 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     _is_silent: bool = False  # whether a file on stdout takes the place of the records
 
     def records(self) -> list[dict[str, Any]]:
-        """Return all records as flat dictionaries, as `--format json` prints them."""
+        """Return all records as flat dictionaries, as `--format json` prints them.
+
+        The dictionaries are copies, which the caller may change.
+        """
         return deepcopy([dict(record) for record in self._records])
 
     def to_pandas(self) -> "DataFrame":

@@ -34,6 +34,9 @@ def run_models(
 
     A preset is a YAML file with the layers of a known model.
 
+    The answer has a record per preset, such as parameters and cache bytes per token. A model in
+    full is printed as its YAML text.
+
     Args:
         model_name: Model to show in full, a comma-separated list of models, or a part of preset
             names; '' for all presets.
@@ -83,6 +86,9 @@ def run_gpus(gpu_name: str = "", *, vendor: str = "") -> Answer:
     """List GPU presets, or show one in full.
 
     A preset is a YAML file with the datasheet values of a GPU.
+
+    The answer has a record per preset, such as memory, bandwidth and FLOP rates. A GPU in full is
+    printed as a table of its memories and its YAML text.
 
     Args:
         gpu_name: GPU to show in full, a comma-separated list of GPUs, a vendor, or a part of preset

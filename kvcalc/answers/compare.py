@@ -44,6 +44,9 @@ def run(
 ) -> Answer:
     """Compare KV cache, decode step time and quality of a model with other kinds of attention.
 
+    The answer has a record for each deployment, variant, context and batch size. Bytes are of one
+    GPU.
+
     Args:
         model: Name or file of the model; '' if `dimensions` are given.
         compared: The attention variants, such as MHA or GQA, that replace the model's attention.

@@ -71,11 +71,15 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
 
 
 def model_of(name: str, changes: Sequence[str]) -> "Model":
-    """Return a model by preset name, file or name on the Hugging Face Hub.
+    """Return the model with a name, with the changes of `--set` applied.
 
     Args:
-        name: The name.
-        changes: Changes of the model's fields by `--set`, such as `layers=40`.
+        name: Name of a preset, path of a file or folder, or a name on the Hugging Face Hub such as
+            `org/name`.
+        changes: Changes of the model's fields by `--set`, such as `layers=40`; empty for none.
+
+    Raises:
+        UserError: Nothing has this name, or a file or change is invalid.
     """
     from kvcalc.library.checkpoints import load_named
     from kvcalc.library.load import with_changes
@@ -128,6 +132,8 @@ def gpu_words(names: str) -> list[str]:
     """Return the single GPU names in a comma-separated list. `all` stands for every GPU preset.
 
     Example: `h100, a100` gives ["h100", "a100"].
+
+    Each name can then be passed to `load_gpu`.
 
     Args:
         names: Names or files of GPUs, separated by commas.
@@ -204,7 +210,14 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
 
 
 def precision_of(options: ShardingOptions) -> "Precision":
-    """Return the data types of weights and cache that the options name."""
+    """Return the data types of weights and cache that the options name.
+
+    The values are unchanged: `auto` still means the checkpoint's data types, and '' no
+    quantization.
+
+    Args:
+        options: The options `dtype`, `kv_cache_dtype` and `quantization`.
+    """
     from kvcalc.model.precision import Precision
 
     return Precision(options.dtype, options.kv_cache_dtype, options.quantization)
@@ -214,6 +227,10 @@ def parallelism_of(options: ShardingOptions) -> "Parallelism":
     """Return the tensor, pipeline, data, expert and context parallelism that the options name.
 
     With `enable_expert_parallel`, the experts are spread over all tp · dp GPUs.
+
+    Args:
+        options: The options `tp`, `pp`, `dp`, `ep`, `dcp` and `enable_expert_parallel`. `tp` must
+            be a number: `split_sizes` replaces `--tp auto`.
 
     Raises:
         UserError: Both `enable_expert_parallel` and an `ep` above 1 are given.
@@ -232,7 +249,7 @@ def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[
     """Return options in which `--tp auto` is replaced by fixed numbers of GPUs.
 
     An item with `--tp auto` becomes several items: with tp 1, 2, 4 and 8, without the sizes by
-    which a model cannot be split.
+    which a model cannot be split. If it cannot be split by any, nothing remains of the item.
 
     Args:
         options: Each an item with one value for tp. Items without `--tp auto` do not change.
@@ -293,7 +310,8 @@ def deployment_of(
         model: The model.
         gpu: The GPU.
         options: Data types, parallelism, engine and calibration.
-        kind: The class of the result; None for `TimedDeployment`.
+        kind: Class of the result: `TimedDeployment` (None) or a subclass. The subclass `Deployment`
+            adds the methods for notebooks.
     """
     from kvcalc.timing.deployment import TimedDeployment
 
@@ -346,7 +364,7 @@ def remarks(models: "Iterable[Model]", longest: int) -> list[str]:
 
     Args:
         models: The models.
-        longest: Longest requested context in tokens.
+        longest: Longest requested context in tokens; 0 leaves out the note on the maximum.
     """
     names_by_note: dict[str, list[str]] = {}
     for model in {m.name: m for m in models}.values():

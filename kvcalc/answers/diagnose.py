@@ -10,7 +10,7 @@ FLAGS = ("dtype", "kv_cache_dtype", "quantization", "tp")
 class DiagnoseOptions(Question, frozen=True):
     """Options of `diagnose`, which explains the memory in an engine's start-up log.
 
-    If an option is '' or 0, its value is read from the log.
+    If model, GPU, a data type or tp is '' or 0, it is read from the log.
 
     Attributes:
         model: Model, if the log has only its path.
@@ -19,8 +19,8 @@ class DiagnoseOptions(Question, frozen=True):
         kv_cache_dtype: Data type of the cache, instead of the log's.
         quantization: Format of the weights, instead of the log's.
         tp: Tensor-parallel size, instead of the log's.
-        users: Concurrent users that must fit on the replica.
-        context: Tokens of each user.
+        users: Concurrent users that must fit on the replica; 0 for one.
+        context: Tokens of each user; 0 for the `max_model_len` in the log.
         boot: Which of several engine starts in the log is explained: 1 for the first; 0 for all.
     """
 
@@ -36,10 +36,11 @@ class DiagnoseOptions(Question, frozen=True):
 
 
 def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
-    """Explain the memory of an engine from its start-up log, and suggest changes.
+    """Explain the memory of an engine from its start-up log, and suggest flags that help.
 
     The answer has a record per memory item, such as weights or CUDA graphs, with the logged and the
-    predicted bytes of one GPU.
+    predicted bytes of one GPU. The last record of an engine start says how many users fit, and with
+    which changed flags the required users would fit.
 
     Args:
         logs: Log files; `-` is stdin.

@@ -66,19 +66,22 @@ def run(
     file: str = "",
     emit: str = "",
 ) -> Answer:
-    """Compute how many users and tokens fit. The exit status is 1 if nothing fits.
+    """Compute how many users and tokens fit. The exit status is 1 if the request does not fit.
 
     Args:
-        models: Models, or the words of an engine's command line such as `vllm serve …`.
+        models: Models, each on every GPU and with every item of the options, or the words of an
+            engine's command line such as `vllm serve …`.
         fit_values: Option name → value, for the options in `FitQuestion`: lengths, users and
             settings of the engine.
         placing: Option name → value, for the options in `PlacementOptions`: GPUs, data types and
             parallelism.
         studies: Request lengths for which the waste of memory allocators is computed too.
-        allocations: Allocation steps to simulate instead, such as `A 1024 50; free A`, or the path
-            of a file with them; '' for none.
+        allocations: Steps of sequences to simulate in the KV cache, instead of what fits: `A 1024
+            50; free A` reserves 1,024 tokens for A, stores 50, then releases A. Or the path of a
+            file with steps; '' for none.
         matrix: Whether to answer with a matrix of users and contexts.
-        file: Docker Compose or Kubernetes file whose servers are checked; '' for none.
+        file: Docker Compose or Kubernetes file whose servers are checked, instead of `models`; ''
+            for none.
         emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.
     """
@@ -249,12 +252,14 @@ def fit_answer(
 ) -> Answer:
     """Return how many users fit in each deployment, and its memory; the smallest that fits first.
 
+    The exit status of the answer is 1 if the request fits in no deployment.
+
     Args:
         points: Pairs of a deployment with its fit options: lengths, users and engine settings.
         studies: Request lengths for which the waste of memory allocators is computed too.
         words: The words that the user typed, which suggested commands repeat.
-        allocations: Allocation steps, or their file, to simulate instead in the cache of the first
-            deployment. '' for none.
+        allocations: Steps such as `A 1024 50; free A`, or their file. The answer then simulates
+            them in the KV cache of the first deployment, instead of what fits. '' for none.
         emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.
     """

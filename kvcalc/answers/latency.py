@@ -22,10 +22,12 @@ def run(
 ) -> Answer:
     """Predict TTFT, TPOT and end-to-end seconds of one batch of equal requests.
 
+    The answer has a record for each combination of deployment and request. Without a calibration
+    (time models fitted to measured kernels), times are datasheet bounds.
+
     Args:
         models: Models, each word a name or a comma-separated list.
-        requests: Prompt length, output length and batch size. Each item gives a record per
-            deployment.
+        requests: Prompt length, output length and batch size.
         deploying: GPU, data types, parallelism and engine of each deployment.
     """
     return latency_answer(deployments_of(models, deploying), requests)

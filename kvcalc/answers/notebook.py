@@ -90,8 +90,9 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(SizeOptions)
     def size(self, options: Settings) -> Answer:
-        """Compute KV cache bytes per GPU: `stored`, `read` by a decode step, and `allocated`.
+        """Compute KV cache bytes on one GPU: `stored`, `read` by a decode step, and `allocated`.
 
+        These attributes of the answer are for the whole batch, on the GPU that stores the most.
         `allocated` counts whole blocks. One sequence stores `fixed` bytes, plus `slope` bytes per
         token.
         """
@@ -102,10 +103,10 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     def fit(self, options: Settings) -> Answer:
         """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
 
-        `max_num_seqs` is the number of sequences that fit on the replica, and `kv_budget_bytes` the
-        memory for the KV cache on one GPU. Without the option max_model_len, the length is the
-        model's maximum, or the longest that fits. The default engine is the engine of the
-        deployment.
+        `fits` says whether the requested users fit, by default one. `max_num_seqs` is the number of
+        sequences that fit on the replica, and `kv_budget_bytes` the memory for the KV cache on one
+        GPU. Without the option max_model_len, the length is the model's maximum, or the longest
+        that fits. The default engine is the engine of the deployment.
         """
         if options.get("engine", self.engine) == self.engine:
             options = {"engine": self.engine, "engine_version": self.engine_version} | options
@@ -123,10 +124,11 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(PassOptions, ContextOptions)
     def roofline(self, options: Settings) -> Answer:
-        """Compute FLOPs, bytes and bound of each operator in one forward pass of the model.
+        """Compute FLOPs, bytes and bound of each operator in one forward pass, on one GPU.
 
-        The answer has a record per operator, then their total. Its attributes are the keys of the
-        total.
+        The bound is compute, memory or network. With pipeline parallelism, values are sums over one
+        GPU of each stage. The answer has a record per operator, then their total. Its attributes
+        are the keys of the total.
         """
         return roofline_answer(
             [self], read_question(PassOptions, options), read_questions(ContextOptions, options)
@@ -136,9 +138,9 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     def serve(self, options: Settings) -> Answer:
         """Simulate a server under load, for `throughput_tokens_per_s`, `ttft_p50_s` and more.
 
-        If none of rate, requests and max_concurrency is given, several request rates are tried. The
-        first record is then of the highest rate that the server sustains. Further records follow,
-        one for each rate that was tried.
+        Rates are of the whole replica. If none of rate, requests and max_concurrency is given,
+        several request rates are tried. The first record is then of the highest rate that the
+        server sustains. Further records follow, one for each rate that was tried.
         """
         scheduling = read_questions(SchedulingOptions, options)
         settings = read_question(ServerSettings, options)
@@ -148,8 +150,9 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     def compare(self, options: Settings) -> Answer:
         """Compare variants of the model's attention, such as MHA and GQA: one record per variant.
 
-        A record has the variant's KV cache, its decode step time and its published quality.
-        Reductions are the bytes of the first variant ÷ the bytes of the record's variant.
+        There are further records per context and batch size. A record has the variant's KV cache,
+        its decode step time and its published quality. Reductions are the bytes of the first
+        variant ÷ the bytes of the record's variant.
         """
         names = read_question(VariantOptions, options).variants
         return compare_answer([self], names, read_questions(SizeOptions, options))
@@ -229,9 +232,13 @@ compare = _command(Deployment.compare)
 
 
 def find_plan(models: ModelOrName | Sequence[ModelOrName], **options: Any) -> Answer:
-    """Find the five best deployments for a load and its latency targets.
+    """Find the best deployments for a load and its latency targets: at most five for each model.
 
-    The answer's attributes are the keys of the best deployment.
+    A deployment that meets the targets is better if it costs less, or without prices if it has
+    fewer GPUs; then if its TPOT is lower. Without prices, the best of each GPU model come first. If
+    no deployment meets the targets, the result is the one of each model that misses them least. Up
+    to five more follow that have only datasheet bounds. The answer's attributes are the keys of the
+    first record.
 
     Args:
         models: A model or a list of models.

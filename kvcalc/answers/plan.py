@@ -26,6 +26,11 @@ def run(
 ) -> Answer:
     """Find the best deployments for a load. The exit status is 1 if none meets the targets.
 
+    The answer has at most five deployments for each model and each combination of load and targets.
+    The best has the lowest price per hour, or without prices the fewest GPUs; then the lowest TPOT
+    decides. Without prices, the best of each GPU model come first. If none meets the targets, the
+    answer has the one that misses them least. Up to five with only datasheet bounds follow.
+
     Args:
         models: Models, each word a name or a comma-separated list.
         need: Option name → value, for the options in `Requirement`: the load, and the targets for
@@ -46,7 +51,10 @@ def plan_answer(
 ) -> Answer:
     """Return the best deployments for each combination of a load and its targets.
 
-    The exit status of the answer is 1 if no deployment meets the targets.
+    At most five are returned for each model, the best first: the lowest price per hour, or without
+    prices the fewest GPUs, then the lowest TPOT. Up to five with only datasheet bounds follow. The
+    exit status of the answer is 1 if no deployment meets the targets. The answer then has the one
+    of each model that misses them least.
 
     Args:
         models: The models, each of which is tried.

@@ -70,6 +70,9 @@ def as_tokens(value: int | str, noun: str) -> int:
     Args:
         value: The integer or text.
         noun: Name of the value in an error message, such as `context`.
+
+    Raises:
+        UserError: The text is not a number of tokens.
     """
     number: int = parse_tokens(value, noun) if isinstance(value, str) else plain(value)
     return number

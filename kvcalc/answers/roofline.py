@@ -40,7 +40,10 @@ def run(
     shapes: list[ContextOptions],
     deploying: list[DeploymentOptions],
 ) -> Answer:
-    """Show FLOPs, bytes, FLOP per byte and bound of each operator in a forward pass.
+    """Return FLOPs, bytes, FLOP per byte and bound of each operator in a forward pass, on one GPU.
+
+    The bound is compute, memory or network. With pipeline parallelism, values are sums over one GPU
+    of each stage.
 
     Args:
         models: Models, each word a name or a comma-separated list. If empty, the answer compares
@@ -62,7 +65,8 @@ def roofline_answer(
 ) -> Answer:
     """Return FLOPs, bytes and seconds of each operator in a forward pass, and of the whole pass.
 
-    There is a pass per deployment, context and batch size. Values are sums over one GPU per stage.
+    There is a pass per deployment, context and batch size. Values are of one GPU; with pipeline
+    parallelism, they are sums over one GPU of each stage.
 
     Args:
         deployments: The deployments, each a model on one replica of GPUs.

@@ -34,11 +34,15 @@ def run(
 ) -> Answer:
     """Simulate servers under load, one forward pass after another.
 
+    The answer has a record per simulation, with latencies, throughput and cache use of the replica.
+    There is a simulation for each combination of deployment, scheduling and load. Without a rate, a
+    trace or clients, several rates are tried.
+
     Args:
         models: Models, each word a name or a comma-separated list.
         load: Option name → value, for the options in `Workload`: request rate or clients, and
             lengths.
-        scheduling: How batches are formed and the cache is allocated. Each item gives a simulation.
+        scheduling: How batches are formed and the cache is allocated, one item per variant.
         settings: Limits and latency targets of the server.
         find_rate: Whether to find the highest rate that meets the latency targets.
         timeline: CSV file to write with every forward pass; '' for none, `-` for stdout.
@@ -63,7 +67,8 @@ def serve_answer(
         deployments: The deployments, each a model on one replica of GPUs.
         load: Option name → value, for the options in `Workload`. Without a rate, a trace or
             clients, several rates are tried.
-        scheduling: How batches are formed and the cache is allocated. Each item gives a simulation.
+        scheduling: How batches are formed and the cache is allocated. Each item is simulated with
+            each deployment and load.
         settings: Limits and latency targets of the server.
         find_rate: Whether to find the highest rate that meets the latency targets.
         timeline: CSV file to write with every forward pass; '' for none, `-` for stdout.

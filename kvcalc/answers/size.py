@@ -40,6 +40,8 @@ def run(
 ) -> Answer:
     """Compute the bytes of the KV cache on one GPU, and compare them with the weights.
 
+    Bytes are of the whole batch, on the GPU that stores the most.
+
     Args:
         models: Models, each word a name or a comma-separated list; empty if `dimensions` are given.
         shapes: Each context (tokens), batch size (sequences) and block size (tokens).
@@ -65,8 +67,8 @@ def size_answer(
         variants: (model, data types, parallelism) triples.
         shapes: Contexts (tokens) and batch sizes (sequences). All have the block size of the first.
         gpus: GPUs whose memory the picture shows as a line; empty for no line.
-        make_record: Function with the arguments of `size_record`, which makes the record of a model
-            at one context and batch size; None for `size_record`.
+        make_record: Function that replaces `size_record`, with the same arguments, if dimensions
+            are given instead of a model: its records have no weights. None for `size_record`.
     """
     from kvcalc.model.memory import size_record
     from kvcalc.report.text.compare_text import size_table

@@ -35,8 +35,10 @@ class VariantRecord(SizeRecord, QualityRecord):
 
     The record is for one context and batch size. Bytes are of one GPU. "Reference" is the first
     variant; a reduction of 4 means that the reference needs 4 times the bytes. FLOPs of attention,
-    `attention_intensity` and `eviction_flops` are of one decode step. Eviction is a cache policy
-    that discards tokens; the FLOPs are 0 without it.
+    `attention_intensity` and `eviction_flops` are of one decode step. `attention_flops_per_s` is
+    the FLOP rate of attention at its datasheet bound. `held_equal` names what the variant leaves
+    unchanged, such as layers and query heads. Eviction is a cache policy that discards tokens; the
+    FLOPs are 0 without it.
     """
 
     variant: Annotated[
@@ -72,8 +74,9 @@ class CompareRecord(
 ):
     """One attention variant in `compare`: its KV cache, a decode step, a prefill, and the fit.
 
-    The record is for one deployment, context and batch size. Bytes and FLOPs are of one GPU. After
-    a key's meaning come the heading and the format of its table column.
+    The record is for one deployment, context and batch size. Bytes and FLOPs are of one GPU and for
+    the whole batch. `ttft_s` and `prefill_flops` are of a prefill in which each sequence has
+    `context` new tokens. After a key's meaning come the heading and the format of its table column.
     """
 
     ttft_s: Annotated[

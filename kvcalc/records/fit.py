@@ -12,8 +12,10 @@ class FitMemoryRecord(ShardedRecord):
     All bytes are of one GPU, in the pipeline stage that fits the smallest number of sequences. "The
     request" is the number of sequences that must fit, at the requested length. "The range" is the
     range of KV cache budgets in which 90% of published engine starts are: `budget` names the end
-    (low, middle or high) that decides what fits. `weight_bytes` includes `language_weight_bytes`
-    and `extra_weight_bytes`. After a key's meaning comes the heading of its table column.
+    (low, middle or high) that decides what fits. `share_bytes` is for weights and KV cache, and in
+    most engines also for activations and overhead. `shortage_bytes` is what is missing even without
+    a KV cache; 0 if nothing is. `weight_bytes` includes `language_weight_bytes` and
+    `extra_weight_bytes`. After a key's meaning comes the heading of its table column.
     """
 
     engine: Annotated[str, "engine whose rules apply", "engine"]
@@ -81,7 +83,9 @@ class ImageRecord(TypedDict):
     """Keys of a `fit` record about the tokens of an image. Models without a vision tower lack them.
 
     `images` is the largest number of images or videos that the settings allow in one prompt.
-    `image_tokens` is for one image, and `frame_tokens` for one frame of a video of the same size.
+    `image_tokens` is for one image of the size in the engine's image limit, or else of the largest
+    size that the model accepts. `frame_tokens` is for one frame of a video of this size. It is null
+    unless the model merges several frames into the tokens of one image.
     """
 
     images: NotRequired[
@@ -101,10 +105,13 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     """Keys of a `fit` record about the sequences and tokens that fit, and settings that would fit.
 
     Bytes, blocks and tokens "in the pool" are of one GPU; numbers of sequences are of the replica.
-    Sequences have `requested_model_len` tokens. `low_num_seqs` is the number that fits with
-    `kv_budget_low_bytes`. `greatest_num_seqs` is the largest engine setting `max_num_seqs` whose
-    sequences all fit. "Without a limit" means that longer or more sequences need no more cache.
-    After a key's meaning come the heading and the format of its table column.
+    Sequences have `requested_model_len` tokens. `max_num_seqs` is the number that fits if the
+    engine is set up for it. `capacity_sequences` is the number that the cache stores with the
+    requested engine setting; the cache is smaller if this setting is higher. `low_num_seqs` is the
+    number that fits with `kv_budget_low_bytes`. `greatest_num_seqs` is the largest engine setting
+    `max_num_seqs` whose sequences all fit. `kv_cache_allocated_bytes` is what the engine allocates
+    on one GPU when it starts. "Without a limit" means that longer or more sequences need no more
+    cache. After a key's meaning come the heading and the format of its table column.
     """
 
     block_size: Annotated[IntOrNull, "per block; null if the engine has no blocks"]

@@ -8,9 +8,11 @@ from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
 class KernelModelRecord(TypedDict):
     """The fitted time model of one kernel family and data type or kernel, with its errors.
 
-    `family` is a group of operators such as GEMMs, and `kind` a data type or kernel in it. Errors
-    are shares: 0.1 means that half (median) or 90% (p90) of the predictions are within 10% of the
-    measured time. For errors "on held-out rows", each row is predicted by a fit without this row.
+    `family` is a group of operators such as GEMMs, and `kind` a data type or kernel in it. `rows`
+    counts the measurements to which it was fitted. If `form` is null, `why` says why no time model
+    was accepted. Errors are shares: 0.1 means that half (median) or 90% (p90) of the predictions
+    are within 10% of the measured time. For errors "on held-out rows", each row is predicted by a
+    fit without this row.
     """
 
     gpu: NotRequired[Annotated[str, "with --all", "GPU"]]
@@ -40,7 +42,8 @@ class ErrorRecord(TypedDict):
 
     `--by` selects the keys that name the group; other such keys are absent. A row is one measured
     operation, or one measured server. An error is exp(|ln(predicted ÷ measured)|) − 1: 0.1 means
-    10%. Keys with `roofline_` compare the datasheet bound instead of the prediction.
+    10%. If `basis` is `roofline`, the errors are of the datasheet bound, because no time model
+    exists. Keys with `roofline_` always compare the datasheet bound instead of the prediction.
     """
 
     op: NotRequired[Annotated[str, "operation", "operation"]]
@@ -100,8 +103,9 @@ class ErrorRecord(TypedDict):
 class MachineRecord(TypedDict):
     """Keys of a `measure` record about the machine and the settings of the measurement.
 
-    `measure` runs layers with torch on this machine, and compares them with predictions. `clock`
-    names how times were taken. Bytes are of the KV cache of all sequences in the measured layers.
+    `measure` runs layers with torch on this machine, and compares them with predictions. `clock` is
+    `events` (CUDA events), `cpu` (CPU time of one thread) or `wall` (wall clock). Bytes are of the
+    KV cache of all sequences in the measured layers.
     """
 
     variant: Annotated[str, "attention variant, as on the command line", "variant", "variant"]
@@ -213,8 +217,10 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
 class GenerationRecord(MachineRecord):
     """Measured times and bytes of one way to generate tokens, such as with a KV cache.
 
-    `mode` says whether the KV cache is used. All sequences of the batch are generated together, so
-    that the seconds of a token are the seconds of one forward pass for the batch.
+    `mode` says whether the KV cache is used, and `head` whether the LM head computes the last
+    position or all. `speedup` is how many times longer this way takes than the cached way. All
+    sequences of the batch are generated together, so that the seconds of a token are the seconds of
+    one forward pass for the batch.
     """
 
     model: Annotated[str, "model name"]

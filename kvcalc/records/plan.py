@@ -86,10 +86,12 @@ class RequirementRecord(TypedDict):
 class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     """One configuration that `plan` tried: a deployment with a number of replicas, under one load.
 
-    `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of a decode step with
-    `max_num_seqs` sequences on each replica. Tokens per second are output tokens. `time_basis` says
-    where the times come from: fitted to this GPU (calibrated), scaled from another GPU, or a
-    datasheet bound. After a key's meaning come the heading and the format of its table column.
+    `replicas` decode. `prefill_replicas` are further ones that process only prompts; 0 if each
+    replica does both. `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of
+    a decode step with `max_num_seqs` sequences on each replica. Tokens per second are output
+    tokens. `time_basis` says where the times come from: fitted to this GPU (calibrated), scaled
+    from another GPU, or a datasheet bound. After a key's meaning come the heading and the format of
+    its table column.
     """
 
     nodes: Annotated[int, "nodes of one replica", "servers"]

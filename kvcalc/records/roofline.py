@@ -10,9 +10,11 @@ class WorkRecord(TypedDict):
     """JSON keys about work and time of an operator or a forward pass, without the weights' bytes.
 
     FLOPs and bytes are of one GPU; with pipeline parallelism, they are sums over one GPU of each
-    stage. They are for all runs of the operator in the pass, such as one run per layer. `role` is
-    projection, core (work that depends on cached tokens), ffn, head or other. After a key's meaning
-    come the heading and the format of its table column.
+    stage. They are for all runs of the operator in the pass, such as one run per layer. The
+    operators `engine_overhead` and `module_overhead` have no FLOPs: their time is what the engine,
+    or a sparse-attention module, takes in addition to its kernels. `role` is projection, core (work
+    that depends on cached tokens), ffn, head or other. After a key's meaning come the heading and
+    the format of its table column.
     """
 
     phase: Annotated[str, "decode, prefill or mixed", "phase"]

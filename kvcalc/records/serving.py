@@ -210,9 +210,10 @@ class LoadRecord(TypedDict):
 
     The server is one replica, or with disaggregated prefill one decode replica and
     `prefill_replicas`. Clients in an open loop send requests at `rate` per second; in a closed
-    loop, each of `max_concurrency` clients waits for its answer. `slo_ttft` and `slo_tpot` are
-    targets in seconds. Keys with `_s` are seconds. After a key's meaning come the heading and the
-    format of its table column.
+    loop, each of `max_concurrency` clients waits for its answer. `client` is the load generator
+    that is imitated; inferencex and aiperf are benchmark programs whose clients wait for answers.
+    `slo_ttft` and `slo_tpot` are targets in seconds. Keys with `_s` are seconds. After a key's
+    meaning come the heading and the format of its table column.
     """
 
     client: Annotated[str, "arrival process: open, closed, inferencex or aiperf"]
@@ -276,9 +277,10 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
 
     Counts and rates are of the whole replica. Percentiles are over requests. Shares and
     utilizations are from 0 to 1. A token slot is one position in the batch of a forward pass;
-    static batching pads short sequences. `kv_peak_bytes` and `kv_budget_bytes` are of one GPU.
-    `…_error` of 0.1 means that 90% of predictions are within 10% of measured servers. After a key's
-    meaning come the heading and the format of its table column.
+    static batching pads short sequences. `kv_peak_bytes` and `kv_budget_bytes` are of one GPU. If
+    `diverges` is true, requests arrive faster than the server completes them, so that the queue
+    grows without end. `…_error` of 0.1 means that 90% of predictions are within 10% of measured
+    servers. After a key's meaning come the heading and the format of its table column.
     """
 
     requests: Annotated[int, "arrived requests"]

@@ -195,8 +195,10 @@ class TimeBasisRecord(TypedDict):
 class MemoryRecord(TypedDict):
     """JSON keys about whether a batch fits in the memory of the GPUs.
 
-    Bytes are of one GPU, and `max_num_seqs` is of the replica. "The engine refuses the model" means
-    that the selected engine cannot serve it; then the keys are null.
+    `kv_needed_bytes` is for the batch that the rest of the record is about. Bytes are of one GPU,
+    and `max_num_seqs` is of the replica. "The engine refuses the model" means that the selected
+    engine cannot serve it; `memory_note` says why, and the other keys are null. But `fits` is false
+    if even the stored data exceeds the memory.
     """
 
     fits: Annotated[

@@ -82,7 +82,7 @@ def _find_style(name: str) -> Style:
 
 
 def render(charts: Sequence[Chart], suffix: str, style: str = "light") -> bytes:
-    """Return the content of a picture's file as bytes.
+    """Draw a picture, and return the content of its file as bytes.
 
     Args:
         charts: The charts of the picture.
@@ -93,7 +93,7 @@ def render(charts: Sequence[Chart], suffix: str, style: str = "light") -> bytes:
 
 
 def rendered(pictures: Iterable[Sequence[Chart]], suffix: str, style: Style) -> list[bytes]:
-    """Return the content of each picture's file as bytes, one item per picture.
+    """Draw pictures, and return the content of each file as bytes, one item per picture.
 
     Args:
         pictures: The charts of each picture.

@@ -51,7 +51,10 @@ def anchor(text: Any) -> tuple[float, float]:
 
 
 def lines_on(axes: Any) -> list[tuple[Any, float]]:
-    """Return the path in pixels and half the line width in pixels of each line on the axes."""
+    """Return (path, half the line width), both in pixels, for each line on the axes.
+
+    Labels of points must not cover these lines. Half the width is at least 2 pixels.
+    """
     lines = []
     for line in axes.get_lines():
         path = line.get_transform().transform_path(line.get_path())
@@ -70,7 +73,10 @@ def count_crossed(lines: Sequence[tuple[Any, float]], box: Any) -> int:
 
 
 def markers_on(axes: Any) -> list[Any]:
-    """Return the bounding box in pixels of each marker on the axes."""
+    """Return the bounding box in pixels of each marker on the axes.
+
+    Labels of points must not cover these boxes.
+    """
     from matplotlib.collections import PathCollection
     from matplotlib.transforms import Bbox
 

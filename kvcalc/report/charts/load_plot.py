@@ -60,7 +60,8 @@ def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> list[Char
 def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
     """Return a chart of TPOT and a chart of output tokens per second, both over the batch size.
 
-    Each curve ends at the largest batch that fits in GPU memory.
+    Tokens per second are of all sequences on the replica. Each curve ends at the largest batch that
+    fits in GPU memory.
 
     Args:
         curves: A curve for each deployment and request, with a record per batch size.
@@ -102,6 +103,9 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
 
 def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOptions") -> Chart:
     """Return a chart of the speed-up of speculative decoding over the acceptance rate.
+
+    The speed-up is TPOT without the draft ÷ TPOT with it. A line at 1 marks decoding without a
+    draft.
 
     Args:
         curves: A curve for each deployment and number of draft tokens.

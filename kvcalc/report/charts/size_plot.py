@@ -79,13 +79,13 @@ def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
 
 
 def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
-    """Return a chart of one sequence's KV cache in bytes over the models' parameters.
+    """Return a chart of one sequence's KV cache in bytes over the number of parameters of models.
 
     Each model has one point per context. If the models are one family, a line joins their points. A
     further line shows growth in proportion to the parameters.
 
     Args:
-        curves: A curve per model, over equal contexts.
+        curves: A curve per model, over equal contexts, for one sequence and not split over GPUs.
 
     Raises:
         UserError: There are fewer than two models.
@@ -158,8 +158,8 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
 def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
     """Return two charts per model: FLOPs of each generated token without a KV cache, and with it.
 
-    The axes are linear. FLOPs of full attention per token grow with the square of the length
-    without a cache, and in proportion to the length with it.
+    FLOPs are of one GPU. The axes are linear. FLOPs of full attention per token grow with the
+    square of the length without a cache, and in proportion to the length with it.
 
     Args:
         works: FLOPs of each token of a generation, for each model.
@@ -207,8 +207,9 @@ def weights_and_cache(
     """Return a chart with one bar per model: bytes of its weights and its KV cache.
 
     Args:
-        curves: A curve per model. Only its first context is drawn.
-        gpus: GPUs. A line marks the memory of each GPU.
+        curves: A curve per model, not split over GPUs. Only its first context is drawn.
+        gpus: GPUs. A line marks the memory of each GPU. With one GPU, a text at each bar says how
+            many such GPUs have enough memory for it.
         batch_size: Number of sequences in the cache, for the subtitle.
     """
     weights = [curve.weight_bytes for curve in curves]
@@ -242,7 +243,8 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
     """Return a chart of the cache bytes that a decode step reads per layer, over contexts.
 
     A model with multi-head latent attention (MLA) reads its whole cache. A model with DeepSeek
-    sparse attention (DSA) reads only a part of it.
+    sparse attention (DSA) reads only a part of it. A point marks the context from which it reads
+    less, if there is one. Bytes are for one sequence.
 
     Args:
         reads: Bytes per layer at each context, for models with MLA and with DSA.
