@@ -261,7 +261,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         return self.peak(dtype)[0] / self.bandwidth_bytes_per_s
 
     def problem(self) -> tuple[str, str]:
-        """Return the first error in the preset as (key, message); ('', '') if there is no error.
+        """Return the first error of the preset as (YAML key, message); ('', '') if there is none.
 
         Errors are, for example, a name that contains `/` or unprintable characters, and an unknown
         dtype.

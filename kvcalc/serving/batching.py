@@ -98,7 +98,7 @@ class RunningRequest:
             of its decoding.
         order: Admission number: the request was the n-th to be admitted on its rank, at its last
             admission; 0 before the first. The newest request is preempted first.
-        reserved: KV cache bytes that are reserved for the request, under `Scheduling.reserve`.
+        reserved: KV cache bytes reserved at admission, for the prompt and a share of the answer.
     """
 
     index: int
@@ -336,8 +336,8 @@ class RankServer:
 class Static(RankServer):
     """One simulated data-parallel rank with static batching.
 
-    A batch of requests is padded to its longest prompt. The batch runs until its last answer is
-    complete, and only then the next batch begins.
+    A batch has as many of the waiting requests as fit, padded to the longest prompt. The next batch
+    begins only after the last answer of the batch is complete.
     """
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:

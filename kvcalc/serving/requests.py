@@ -286,8 +286,8 @@ class Clients(NamedTuple):
     def for_rank(self, rank: int, num_ranks: int) -> "Clients":
         """Return the clients that send to one data-parallel rank of the server.
 
-        Their number is at least 1, if the number of clients is limited. Example: 10 clients on 4
-        ranks give 3, 3, 2, 2.
+        Each rank has at least 1 client. Example: 10 clients on 4 ranks give 3, 3, 2, 2. If
+        `concurrency` is 0, because requests do not wait for answers, it stays 0.
 
         Args:
             rank: Index of the data-parallel rank.
@@ -376,6 +376,8 @@ class ArrivalQueue:
     def request(self, index: int) -> int:
         """Return a request's index among the requests of all data-parallel ranks.
 
+        Each rank has every n-th request. Example: with 4 ranks, request 2 of rank 1 is request 9.
+
         Args:
             index: Index of the request among those of this rank.
         """
@@ -384,8 +386,8 @@ class ArrivalQueue:
     def admit(self, now: float) -> list[int]:
         """Return the indices of the requests that have arrived by `now` and can fit into the cache.
 
-        They are removed from the queue. Arrived requests that can never fit are recorded as
-        rejected.
+        They are removed from the queue. Indices count the requests of this rank. Arrived requests
+        that can never fit are recorded as rejected.
 
         Args:
             now: Simulated time in seconds.

@@ -301,6 +301,7 @@ class InterpolatedStepTimer(StepTimer):
     def host(self) -> HostTime:
         """Return the time that the engine's host code adds to the kernels of a forward pass.
 
+        It is given as seconds per pass, seconds per sequence, and a factor for passes with prompts.
         Without a calibration, times are datasheet bounds and it adds nothing.
         """
         if not self.deployment.calibration:

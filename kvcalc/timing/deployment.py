@@ -296,7 +296,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def host_transfer(
         self, operators: Sequence[Operator], measured: bool | None = None
     ) -> HostTransfer:
-        """Return the weights that a forward pass reads from CPU memory, and the seconds for them.
+        """Return the weight bytes that a pass reads from CPU memory, and the seconds for them.
 
         Only weights of layers are in CPU memory, not those of embeddings or the LM head. A pass
         reads only the experts that its tokens reach.

@@ -167,7 +167,7 @@ class FitObjective(NamedTuple):
 
 
 def round_parameters(kernel_model: KernelModel) -> KernelModel:
-    """Return a time model of a kernel with each fitted parameter rounded to four digits.
+    """Return a time model of a kernel with fitted parameters rounded to four significant digits.
 
     A rounded parameter stays within the minimum and maximum of its range in `KernelModel.RANGES`.
 

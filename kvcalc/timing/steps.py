@@ -244,8 +244,9 @@ class HostTime(NamedTuple):
 def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
     """Return the time that the engine adds to the GPU kernels in forward passes of a model.
 
-    It depends on the number of layers, the ranks of the largest all-reduce, and whether the model
-    is a mixture of experts.
+    The result has seconds per pass, seconds per sequence, and a factor and a minimum for passes
+    with prompts. They depend on the number of layers, the ranks of the largest all-reduce, and
+    whether the model is a mixture of experts.
 
     Args:
         operators: Operators of any forward pass of the model.

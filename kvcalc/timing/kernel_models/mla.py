@@ -79,8 +79,8 @@ class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
             Converting an fp8 cache to bf16 reads it once and writes twice its bytes. A bf16 cache
             needs almost none.
         reach: Share of the datasheet's bandwidth that a long read of the cache reaches.
-        h32, h64: Speed of the kernels for 17 to 32 and for 33 to 64 heads, relative to that for 16
-            heads, if they use several tiles for one cache.
+        h32, h64: Factors on the speed of reads and products with 17 to 32 and with 33 to 64 heads
+            of the rank. With fewer or more heads, the factor is 1.
         bytes: Bytes of one cached element.
         cold: Whether the KV cache is never in the L2, as in serving. In measurements it may be.
         RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
