@@ -43,6 +43,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: kvcalc.load_model(3), "3 is no name of a model"),  # type: ignore[arg-type]
     (lambda: kvcalc.Parallelism(per_node=-1), "per_node -1"),
     (lambda: kvcalc.plan("gpt2", users="x", context="4k"), "users 'x'"),
+    (lambda: kvcalc.plan("gpt2", users=1, context=512, min_throughput=2e12), "min-throughput 2000000000000"),
     (lambda: kvcalc.plan([], users=3, context="4k"), "a plan takes a model"),
     (lambda: kvcalc.plan(None, users=3), "None is no list of models"),  # type: ignore[arg-type]
     (lambda: D.size([]), "context: the list is empty"),

@@ -81,6 +81,7 @@ BAD = {
     "escape in a kind": ("  full:", '  "\\e[31mred":', 5, "does not print"),
     "dot in a kind": ("  full:", "  full.v2:", 5, "'full.v2' has a dot, which separates a kind"),
     "unknown kind": ("layers: 2", "layers: 2\npattern: [2 ful]", 5, "names an unknown kind 'ful' (kinds: full)"),
+    "unknown kind of MTP": ("layers: 2", "layers: 2\nmtp: {kind: ful, layers: 1}", 5, "mtp.kind: names an unknown kind 'ful'"),
     "pattern count": ("layers: 2", "layers: 2\npattern: [-2 full]", 5, "item '-2 full' should read like '5 full'"),
     "unknown key of a layer": ("    parts:", "    part:", 7, "unknown key 'part'. Did you mean parts"),
     "key of another part": ("{type: dense, ", "{type: dense, sliding_window: 8, ", 9, "Known: bias, down_bias, gated, input"),

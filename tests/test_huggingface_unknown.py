@@ -120,6 +120,7 @@ def test_a_list_of_layers_needs_its_window() -> None:
     named = ["sliding_attention"] * LAYERS
     assert "--set sliding_window=" in refusal(layer_types=named).hint
     assert cache_size(read(["sliding_window=64"], layer_types=named), 8192).stored == stored(LAYERS * 64)
+    assert not read(["quantization_config=null"], quantization_config={"quant_method": "fp8"}).quantization
 
 
 @pytest.mark.parametrize("text", ["", "0", "25 full_attention", "5 sliding_attention,", "a b c", "full_attention; x", "nonsense"])

@@ -186,6 +186,19 @@ def test_five_rows_of_a_kernel_beside_make_a_law_like_the_usual_one(
     assert usual.entry and (other.entry is None) == bool(why) and other.why == why
 
 
+def test_heads_of_64_count_as_much_as_heads_of_128_when_a_law_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 rows, 4 of head width 64 take 30 times as long. The 12 rows of head width 128 fit the law."""
+    for name in ("STARTS", "FOLD_STARTS"):
+        monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
+    rows = []
+    for i, row in enumerate(measured_rows(20, op="decode_attention")):
+        shape = (2.0 ** (i % 6), 32.0, 8.0, 128.0 if i < 12 else 64.0, 1000.0 * (1 + i % 5), 0.0)
+        us = float(DecodeAttention().us(figures_of(H100), *(np.array([x]) for x in shape))[0])
+        rows.append(row._replace(shape=shape, time_us=us * (30 if i >= 16 else 1)))
+    (refused,), (accepted,) = (calibrate(rows[:count], H100, "mine") for count in (20, 16))
+    assert (refused.entry is None, accepted.entry is None) == (True, False)
+
+
 def test_rows_of_other_frameworks_are_left_out_and_counted() -> None:
     for others, said in (([], []), (measured_rows(3, framework="sglang"), ["3 rows of other frameworks are left out"])):
         notes: list[str] = []
