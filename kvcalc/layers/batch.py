@@ -70,8 +70,8 @@ class Parallelism(msgspec.Struct, frozen=True):
 
         A communication group is the ranks that take part in one collective, such as the tp ranks of
         an all-reduce. With 8 GPUs per node, a group of 16 ranks has 8 ranks on each node, and a
-        group of 4 has all 4 on one node. Traffic to the other ranks uses the slower network between
-        nodes.
+        group of 4 has all 4 on one node. If `per_node` is 0, all ranks are on one node. Traffic to
+        the other ranks uses the slower network between nodes.
 
         Args:
             group_size: Number of ranks of the group. Their GPU indices are consecutive.
@@ -221,7 +221,8 @@ class Batch(msgspec.Struct, frozen=True):
         """Return whether every sequence of the batch has exactly one new token.
 
         This is so in a decode step without draft tokens. The time of such a step has a lower bound
-        from memory traffic even if the GPU's matrix FLOP/s are unknown.
+        from memory traffic even if the GPU's matrix FLOP/s are unknown. The result is False if a
+        number of new tokens is an array.
         """
         return all(isinstance(g.new, int) and g.new == 1 for g in self.groups)
 
@@ -241,7 +242,9 @@ class Batch(msgspec.Struct, frozen=True):
 
         With pipeline parallelism, the sequences of each data-parallel rank are divided into one
         micro-batch per stage, so that all stages work at the same time. There are never more
-        micro-batches than sequences. The result counts the sequences of all data-parallel ranks.
+        micro-batches than sequences. Each group of equal sequences is divided by itself. The result
+        counts the sequences of all data-parallel ranks. It is the whole batch if there is one
+        stage.
 
         Examples: 9 decodes in 2 stages give 4, or 5 if rounded up. One prompt of 1,000 tokens stays
         whole. If prompts are cut, it gives a chunk of 500 new tokens after 250 past tokens.

@@ -104,10 +104,11 @@ class CacheEntry(msgspec.Struct, frozen=True):
         return ranks.dcp if self.grows and not self.limit else 1
 
     def stored_rows(self, tokens: Num) -> Num:
-        """Return the number of rows that one layer stores for one sequence.
+        """Return the number of this entry's rows that one layer stores for one sequence.
 
-        It depends on `span`: ⌊tokens/ratio⌋ but at most `limit` for TOKENS and CHUNK, `limit` for
-        STATE, tokens mod ratio for PARTIAL, and for OVERLAP `ratio`, or 0 below `ratio` tokens.
+        It is the number before rows are divided among ranks. It depends on `span`: ⌊tokens/ratio⌋
+        but at most `limit` for TOKENS and CHUNK, `limit` for STATE, tokens mod ratio for PARTIAL,
+        and for OVERLAP `ratio`, or 0 below `ratio` tokens.
 
         Args:
             tokens: Tokens of the sequence in the cache.
@@ -177,7 +178,8 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def written_rows(self, new: Num, past: Num) -> Num:
         """Return the number of rows of one sequence that one layer writes in one forward pass.
 
-        In a window, rows that a later token of the same pass evicts also count, because queries in
+        It is one row for each `ratio` tokens that are completed, or all `limit` rows of a state. In
+        a window, rows that a later token of the same pass evicts also count, because queries in
         between still read them.
 
         Args:
@@ -198,9 +200,9 @@ class CacheEntry(msgspec.Struct, frozen=True):
     def full_from(self) -> int:
         """Return the number of tokens in a sequence from which on this entry gets no more rows.
 
-        Cache size is linear in the tokens between these numbers. The result is limit · ratio: a
-        window of 4,096 tokens gives 4,096. It is 0 for an entry that never grows, and −1 for an
-        entry without a limit, which always grows.
+        The result is limit · ratio: a window of 4,096 tokens gives 4,096. It is 0 for a state or a
+        block buffer, and −1 for an entry without a limit, which always grows. At these numbers of
+        tokens, the bytes that one more token adds to the cache decrease.
         """
         if not self.grows:
             return 0

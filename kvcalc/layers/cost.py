@@ -90,11 +90,12 @@ class Role(StrEnum):
 
 
 class GemmShape(NamedTuple):
-    """Shape of a matrix product x[m, k] · W[k, n], from which a GEMM kernel's time is predicted.
+    """Shape of a matrix product x[m, k] · W[k, n] on one GPU, to predict its kernel's time.
 
     Attributes:
-        m: Rows of x: tokens, or tokens per expert.
-        n: Columns of W, which are the outputs. Several matrices with the same input count together.
+        m: Rows of x: tokens on this GPU; for experts, the mean tokens of an expert that is used.
+        n: Columns of W, which are the outputs. Matrices with the same input count together, and so
+            do all experts that are used.
         k: Rows of W, which are the inputs.
         stored: Mean bytes of one element of W in memory, with its share of the scales.
         format: Name of the storage format of W, such as `bf16` or `fp8`.
@@ -108,18 +109,19 @@ class GemmShape(NamedTuple):
 
 
 class AttentionShape(NamedTuple):
-    """Shape of an attention operator on one rank, from which its kernel's time is predicted.
+    """Shape of one layer's attention on one GPU, from which its kernel's time is predicted.
 
     Attributes:
-        heads: Query heads.
-        kv_heads: KV heads; 0 for latents that all heads share.
+        heads: Query heads on this GPU.
+        kv_heads: KV heads on this GPU; 0 for latents that all heads share.
         key: Elements of a key of one head.
         value: Elements of a value of one head.
-        cached: Format names of the cache entries that attention reads, keys first; empty without a
-            cache.
+        cached: Distinct storage formats of the cached rows that attention reads, such as ("fp8",),
+            the format of keys first; empty without a cache.
         groups: (count, new, past, pairs) of each group of equal sequences. `count` sequences have
             `new` new and `past` cached tokens each. `pairs` are the (query, key) pairs of the whole
-            group, limited by windows and top-k.
+            group per query head. Only keys that a query sees count, after the causal mask, windows
+            and top-k.
     """
 
     heads: int
@@ -131,14 +133,15 @@ class AttentionShape(NamedTuple):
 
     @property
     def num_queries(self) -> Num:
-        """Return the number of new tokens in all sequences; each token is one query per head."""
+        """Return the new tokens of all sequences on this GPU; each is one query per head."""
         return sum(count * new for count, new, *_ in self.groups)
 
     @property
     def num_pairs(self) -> Num:
-        """Return the number of (query, key) pairs per query head in all sequences.
+        """Return the (query, key) pairs of one query head in one layer, over all sequences.
 
-        The FLOPs of attention are proportional to it.
+        The sequences are those on this GPU. Only keys that a query sees count, after the causal
+        mask, windows and top-k. The FLOPs of attention are proportional to this number.
         """
         return sum(pairs for *_, pairs in self.groups)
 
@@ -184,12 +187,12 @@ class ExpertsShape(NamedTuple):
 
 
 class SparseShape(NamedTuple):
-    """Shape of one layer's DeepSeek sparse attention on one rank, to predict its time.
+    """Shape of one layer's DeepSeek sparse attention on one GPU, to predict its time.
 
     The predicted time covers projections, indexer and attention together.
 
     Attributes:
-        heads: Query heads.
+        heads: Query heads on this GPU.
         hidden: Hidden size of the model.
         q_lora_rank: Width of the query latent.
         kv_lora_rank: Width of the KV latent.
@@ -236,13 +239,15 @@ class Operator(msgspec.Struct, frozen=True):
         dtype: Compute dtype of the matrix products; '' without products.
         parts: Name and cost of each step that a fused operator contains. `cost` is their sum. Empty
             for other operators.
-        shape: Sizes from which the kernel's time is predicted; None if it has no time model.
+        shape: Sizes from which the kernel's time is predicted; None if the time
+            follows from `cost` or `module`.
         experts: Expected number of routed experts whose weights this GPU reads; 0 for other
             operators.
         role: Group to which the operator belongs, such as FFN, by which reports select operators.
         form: Form of latent attention, absorbed or expanded; '' for other operators.
         weights: Names of the matrices that the operator multiplies by.
-        module: Shape of the sparse-attention module that contains the operator; None for others.
+        module: Shape of the sparse attention to which the operator belongs, if whole sparse
+            attention of this kind was measured; None for other operators.
     """
 
     name: str
@@ -328,20 +333,19 @@ def product_flops(rows: Num, inner: int, columns: int) -> Num:
     """Return the FLOPs of a matrix product: 2 · rows · inner · columns.
 
     The product is [rows, inner] · [inner, columns]. Each element of the result needs `inner`
-    multiplications and as many additions. Examples: a projection of x[tokens, inputs] has 2 ·
-    tokens · inputs · outputs. Attention scores have 2 · pairs · heads · width, with one row per
-    (query, key) pair.
+    multiplications and as many additions. A projection of x[tokens, inputs] has 2 · tokens ·
+    inputs · outputs FLOPs. Attention scores use the same formula: 2 · pairs · heads · key width.
 
     Args:
-        rows: Rows of the left array: tokens, or (query, key) pairs of one head.
-        inner: Length of the dot products; heads for attention.
-        columns: Columns of the right array; elements of a key or value for attention.
+        rows: Rows of the left array, such as tokens. For attention, (query, key) pairs of one head.
+        inner: Length of the dot products. For attention, the number of heads.
+        columns: Columns of the right array. For attention, elements of a key or value of one head.
     """
     return 2 * rows * inner * columns
 
 
 def causal_pairs(new: Num, past: Num, limit: int = 0) -> Num:
-    """Return the number of (query, key) pairs of one sequence under causal attention.
+    """Return the (query, key) pairs per head of one sequence under causal attention.
 
     The FLOPs of attention are proportional to this number. The query at position j, from past + 1
     to past + new, reads min(j, limit) keys. Without a limit the sum is new·past + new(new + 1)/2.
@@ -371,7 +375,7 @@ def triangle(n: Num) -> Num:
 
 
 def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
-    """Return the number of (query, key) pairs of one sequence under chunked attention.
+    """Return the (query, key) pairs per head of one sequence under chunked attention.
 
     The query at position j, from past + 1 to past + new, reads the keys of its own chunk up to
     itself: ((j − 1) mod chunk) + 1 keys.
@@ -389,7 +393,7 @@ def chunk_pairs(new: Num, past: Num, chunk: int) -> Num:
 
 
 def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
-    """Return the number of (query, row) pairs of one sequence if a row is a block of tokens.
+    """Return the (query, row) pairs per head of one sequence if a row is a block of tokens.
 
     The query at position j, from past + 1 to past + new, reads the rows of finished blocks:
     min(⌊j/ratio⌋, top) rows. Without `top` it reads ⌊j/ratio⌋.

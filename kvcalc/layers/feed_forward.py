@@ -65,13 +65,13 @@ class Dense(Sublayer, frozen=True, tag="dense"):
         return self.bias if self.down_bias is None else self.down_bias
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this FFN in one forward pass on one GPU, with their costs.
+        """Return this FFN's operators in a forward pass, with costs of one layer on one GPU.
 
         They are up and gate as one matrix product, the activation, and down. With tensor
         parallelism an all-reduce follows.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
         return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
@@ -111,12 +111,12 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         return (*results, *(vector(n, size) for n, size in self.vectors.items()))
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return one matrix product per matrix, over all new tokens of one forward pass on one GPU.
+        """Return one matrix product per matrix, with costs of one layer on one GPU.
 
-        Vectors have no operators.
+        Each multiplies all new tokens of the forward pass. Vectors have no operators.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         return [
             p.gemm(w.name, w)
@@ -248,7 +248,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         return gated and self.shared_expert_intermediate_size > 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this MoE in one forward pass on one GPU, with their costs.
+        """Return this MoE's operators in a forward pass, with costs of one layer on one GPU.
 
         They are the router, the experts and the collectives. The routed experts are one fused
         operator, which reads only the weights of experts that a token uses. Routing is assumed
@@ -256,7 +256,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         experts in the layer and k experts per token.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
         ranks = p.ranks

@@ -97,7 +97,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     MULTIPLE: ClassVar[tuple[str, ...]] = ()
 
     def weights(self, hidden_size: int) -> tuple[Weight, ...]:
-        """Return every weight of this part, complete, before it is divided over GPUs.
+        """Return every weight of this part in one layer, complete, not divided over GPUs.
 
         Args:
             hidden_size: Hidden size of the model, the letter D in WEIGHTS.
@@ -105,9 +105,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return _listed_weights(self, hidden_size)
 
     def local_weights(self, p: Pass) -> dict[str, Weight]:
-        """Return the share of each weight that one GPU stores, by weight name.
+        """Return the share of each weight that one GPU stores for one layer, by weight name.
 
-        The method `operators` computes the cost of matrix products from it.
+        It is the largest share of any GPU. `operators` computes the cost of matrix products from
+        it.
 
         Args:
             p: The forward pass, which gives the hidden size and the parallel ranks.
@@ -133,8 +134,8 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def sides(self) -> dict[str, tuple[str, str]]:
         """Return the sizes (inputs, outputs) of each matrix as formulas, by matrix name.
 
-        Example: {"q": ("D", "H·d")}. They are printed to explain a count. D is the hidden size; the
-        class attribute LETTERS explains the other letters.
+        Example: {"q": ("D", "H·d")}. `--explain` prints them as dimensions of matrix products. D is
+        the hidden size; the class attribute LETTERS explains the other letters.
         """
         sizes = {name: size.partition(" / ")[0].split(" × ") for name, size, _ in self.lines()}
         return {name: (size[0], size[1]) for name, size in sizes.items() if len(size) == 2}
@@ -178,9 +179,9 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
     @property
     def window_tokens(self) -> int:
-        """Return the size of the sliding window in tokens; 0 for no window.
+        """Return the size of the sliding window in tokens, including the query's own token.
 
-        The window includes the token of the query itself.
+        It is 0 without a window, or if a query also sees compressed rows of older tokens.
         """
         return 0
 
@@ -194,7 +195,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this part in one forward pass on one GPU, with their costs.
+        """Return this part's operators in a forward pass, with costs of one layer on one GPU.
 
         Input and output are x [tokens, hidden_size]. This default is for recurrent mixers and plain
         projections. In order: the projections that read x as one matrix product, each other
@@ -204,7 +205,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         token, such as attention, overrides this method.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         results = [w for w in self.local_weights(p).values() if w.kind is WeightKind.MATRIX]
         first = [w for w in results if w.inputs == p.width and w.copies == 1 and not w.rows_in]
@@ -281,9 +282,9 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
     def storing(self, own: bool) -> "Sublayer | None":
         """Return this part for a layer that has its own cache, or that reads another layer's cache.
 
-        The comparison of attention variants uses it to share one cache among layers. A layer that
-        reads another layer's cache has no projections of keys, values or latents. The result is
-        None if no source describes such a layer of this type.
+        The comparison of attention variants uses it to let several layers share one cache. A layer
+        that reads another layer's cache has no projections of keys, values or latents. The result
+        is None if kvcalc knows no such layer of this type; the comparison then reports an error.
 
         Args:
             own: True for a layer with its own cache, False for one that reads another's.

@@ -10,8 +10,8 @@ from kvcalc.layers.part import Sublayer
 def listed(*modules: Any) -> tuple[type[Sublayer], ...]:
     """Return all subclasses of `Sublayer` that some modules contain, in order of definition.
 
-    A `Sublayer` is a type of layer part that a model preset can name: attention, a recurrent mixer,
-    an FFN, or other projections.
+    A `Sublayer` is a type of layer part: attention, a recurrent mixer, an FFN, or other
+    projections. A model preset may use the types of the result.
 
     Args:
         modules: Modules or packages, such as `kvcalc.layers.attention`.

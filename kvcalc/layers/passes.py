@@ -43,11 +43,12 @@ class Pass:
             fewer FLOPs.
         rotates: Whether positions are rotary (RoPE).
         present: 1 normally. If the batch stands for several passes, it is an array in which 0 marks
-            passes from which `select` removed all groups.
+            passes from which `select` removed all groups. Matrix products read no weights there.
         kind: Name of the kind of layers whose operators are being built, such as `dense`; ''
             outside the layers.
         count: Number of these layers on this GPU.
-        writes_cache: Whether these layers store their cache.
+        writes_cache: False if these layers only read another layer's cache. Their operators then
+            count no cache bytes as written.
         role: Group of the next matrix products, such as FFN, by which reports select operators.
     """
 
@@ -83,12 +84,14 @@ class Pass:
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
         """Begin to build the operators of all layers of one kind, or of weights outside the layers.
 
-        The following operators get this kind as their layer and this count as their number of runs.
+        The operators that later calls return get this kind as their layer and this count as their
+        number of runs. Their costs are those of one layer.
 
         Args:
             kind: Name of the kind of layer; '' outside the layers.
             count: Number of layers of this kind on this GPU; 1 outside the layers.
-            writes_cache: Whether these layers store their cache.
+            writes_cache: False if these layers only read another layer's cache, such as keys and
+                values. Their operators then count no cache bytes as written.
         """
         self.kind = kind
         self.count = count
@@ -98,7 +101,7 @@ class Pass:
     def vector_bytes(self, weight: Weight) -> int:
         """Return the bytes on this GPU of a vector weight, such as a norm; 0 for a matrix or table.
 
-        The method `gemm` counts the bytes of a matrix.
+        They are the bytes in one layer. The method `gemm` counts the bytes of a matrix.
 
         Args:
             weight: The complete weight, before it is divided over GPUs.
@@ -141,8 +144,8 @@ class Pass:
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
         """Return the number of pairs, such as (query, key) pairs, of all sequences on this GPU.
 
-        It is Σ count · visible(new, past) over the groups of equal sequences. The FLOPs of
-        attention are proportional to it.
+        The pairs are those of one head in one layer: Σ count · visible(new, past) over the groups
+        of equal sequences. The FLOPs of attention are proportional to this number.
 
         Args:
             visible: Function that gives the number of pairs of one sequence from its new and its
@@ -163,7 +166,8 @@ class Pass:
         """Return the operator of fused attention in one layer on this GPU.
 
         The operator reads the cache once, reads the queries and writes the outputs. Its FLOPs are
-        the scores and the weighted values of all (query, key) pairs.
+        the scores and the weighted values of all (query, key) pairs. With decode-context
+        parallelism, the GPU also sends queries and partial outputs to the other ranks.
 
         Args:
             entries: Cache entries that attention reads and writes.
@@ -172,8 +176,8 @@ class Pass:
             heads: Query heads on this rank.
             key: Elements of a key of one head.
             value: Elements of a value of one head.
-            expanded: Elements of keys and values that expanded latent attention recomputes. They
-                are read as activations; 0 for other attention.
+            expanded: Elements of keys and values that expanded latent attention recomputes, for all
+                sequences. They are read as activations; 0 for other attention.
             form: Form of latent attention, absorbed or expanded; '' for other attention.
         """
         rows = tuple(entries)
@@ -231,7 +235,7 @@ class Pass:
 
         Args:
             entries: All cache entries of the layer. The operators read only the index keys.
-            pairs: (query, index key) pairs of all sequences on this rank.
+            pairs: (query, index key) pairs of one head, of all sequences on this rank.
             heads: Heads of the indexer.
             width: Elements of an index key.
             top: Number of tokens, blocks or compressed rows that each query selects.
@@ -283,7 +287,7 @@ class Pass:
             entries: Cache entries of the states.
             flops: FLOPs of the scan's matrix products, for all new tokens.
             vector_flops: FLOPs of its elementwise work, for all new tokens.
-            activation_bytes: Bytes of the scan's inputs and outputs.
+            activation_bytes: Bytes of its inputs and outputs, for all new tokens.
         """
         cost = self.cache(entries)._replace(
             flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes
@@ -300,13 +304,13 @@ class Pass:
     ) -> Operator:
         """Return the operator of the product x[tokens, inputs] · W, with one or more matrices W.
 
-        All matrices have one common input, so an engine can join them, such as q, k and v.
-        Block-diagonal copies of a matrix have separate inputs.
+        Its cost is that of one layer on this GPU. All matrices have one common input, so an engine
+        can join them, such as q, k and v. Block-diagonal copies of a matrix have separate inputs.
 
         Args:
             name: Name in printed tables.
             weights: The share of each matrix that this GPU stores.
-            tokens: Rows of x; by default all new tokens of this rank.
+            tokens: Rows of x; None for all new tokens of this data-parallel rank.
             fraction: Share of the copies (experts) whose weights are read, because a token uses
                 them; 1 for all. Weight bytes are rounded once, halves up.
             experts: Expected number of experts whose weights are read; 0 for other products.
@@ -400,7 +404,8 @@ class Pass:
         """Return the cache bytes that one layer reads and writes in the pass, as a `Cost`.
 
         The bytes are for all sequences on this GPU. Each row that any query may see is read once,
-        and the rows of new tokens are written. The other fields of the result are 0.
+        and the rows of new tokens are written. No rows are written that another layer stores, or if
+        `writes_cache` is False. The other fields of the result are 0.
 
         Args:
             entries: Cache entries of one layer.
@@ -422,8 +427,8 @@ class Pass:
 
         Args:
             name: Name in printed tables.
-            sent: Bytes that this rank sends in one run.
-            away: Part of `sent` that goes to other nodes.
+            sent: Bytes that this GPU sends in one run.
+            away: Part of the bytes `sent` that goes to other nodes.
             times: Number of runs per layer, such as 2 for sending tokens to experts and back.
         """
         cost = Cost(network_bytes=sent, inter_node_bytes=away)
@@ -433,7 +438,8 @@ class Pass:
         """Return the all-reduce of an array [tokens, width] over the tp ranks, as a list.
 
         The list has one operator, or none if there is only one rank. With n ranks, each rank of a
-        ring sends 2(n − 1)/n of the array's bytes, rounded up to whole bytes.
+        ring sends 2(n − 1)/n of the array's bytes, rounded up to whole bytes. The cost is that of
+        one all-reduce, as after one layer part.
 
         Args:
             width: Columns of the array, usually the hidden size. Its rows are the new tokens.

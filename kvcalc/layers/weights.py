@@ -71,7 +71,7 @@ class Weight(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Return the number of parameters of the weight: copies · (inputs · outputs + bias)."""
+        """Return the number of parameters in all copies: copies · (inputs · outputs + bias)."""
         return self.copies * (self.inputs * self.outputs + self.bias)
 
     @property
@@ -83,7 +83,8 @@ class Weight(msgspec.Struct, frozen=True):
         """Return the share of the weight that one rank (GPU) stores, as a smaller weight.
 
         A share has whole heads, columns or experts. Example: a matrix with 5 heads on 2
-        tensor-parallel ranks gives 3 heads. The result is the largest share of any rank.
+        tensor-parallel ranks gives 3 heads. The result is the largest share of any rank. A weight
+        that parallelism does not divide, such as a norm, stays complete.
 
         Args:
             ranks: Number of ranks of each kind of parallelism.

@@ -39,8 +39,9 @@ def forward(
 ) -> tuple[Operator, ...]:
     """Return the operators of one forward pass on one GPU of one pipeline stage, with their costs.
 
-    Equal layers share their operators: the field `count` has the number of runs. The GPU processes
-    its data-parallel share of every group of the batch.
+    Equal layers share their operators: `cost` is the cost of one layer, and `count` the number of
+    layers. The GPU processes its data-parallel share of every group of the batch. On all stages
+    except the last, the last operator sends the hidden states to the next stage.
 
     Args:
         model: The model.
@@ -180,7 +181,8 @@ def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
 def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
     """Return how many of some pipeline stages send within their node, and how many to another node.
 
-    A stage sends the hidden states of its last layer to the next stage.
+    A stage sends the hidden states of its last layer to the next stage. Transfers to another node
+    use a slower link, so they are timed separately.
 
     Args:
         ranks: Number of ranks, and of GPUs per node.
@@ -193,8 +195,9 @@ def handings(ranks: Parallelism, stages: Iterable[int]) -> tuple[int, int]:
 def leaves_node(ranks: Parallelism, stage: int) -> bool:
     """Return whether a pipeline stage sends hidden states to another node.
 
-    It does if any GPU of the next stage is outside the node of this stage's first GPU. Examples:
+    It does if any GPU of the next stage is outside the node of this stage's first GPU. Example:
     with 8 GPUs per node and stages of 4 GPUs, stage 0 sends within its node and stage 1 does not.
+    If the number of GPUs per node is 0, all GPUs are on one node, and the result is False.
 
     Args:
         ranks: Number of ranks, and of GPUs per node.
@@ -208,12 +211,12 @@ def leaves_node(ranks: Parallelism, stage: int) -> bool:
 
 
 def total(operators: Iterable[Operator]) -> Cost:
-    """Return the FLOPs and bytes of a forward pass on one GPU.
+    """Return the FLOPs and bytes on one GPU of some operators together, such as of a forward pass.
 
     They are the sum of the operators' costs, each multiplied by its number of runs.
 
     Args:
-        operators: Operators of the forward pass on one GPU.
+        operators: Operators with the costs of one GPU, such as the result of `forward`.
     """
     result = Cost()
     for operator in operators:

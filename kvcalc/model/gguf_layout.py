@@ -51,7 +51,8 @@ def stored_by_mix(model: Model, mix: str, imatrix: bool) -> Model:
     """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
     llama.cpp gives the tensors of one file different types, which depend on tensor and layer. The
-    result has these types as its quantisation schemes. It is computed once per model.
+    result has these types as its quantisation schemes. If the model is already stored in this file
+    type, it is the result.
 
     Args:
         model: A model of an architecture whose tensors in llama.cpp are known to kvcalc.
@@ -225,7 +226,8 @@ def with_stored_formats(
     """Return the model with a given storage format for each weight in each layer.
 
     If layers of one kind store their weights in different formats, the result has several kinds in
-    place of this kind. The field `quantization` of the result has one scheme for each format.
+    place of this kind. The field `quantization` of the result has one scheme for each format, so
+    its weight bytes are those of the GGUF file.
 
     Args:
         model: The model.

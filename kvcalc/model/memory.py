@@ -29,8 +29,8 @@ from kvcalc.units import MAX_TOKENS
 def windows(model: Model) -> dict[int, int]:
     """Return the number of layers with each sliding window: window in tokens → layers.
 
-    The receptive field of the model follows from it. The key 0 counts the layers without a window.
-    Layers that are only an FFN do not count. Example: {512: 5, 0: 1}.
+    The receptive field of the model follows from it. The key 0 counts the layers without a window,
+    and recurrent layers. Layers that are only an FFN do not count. Example: {512: 5, 0: 1}.
     """
     layers: dict[int, int] = {}
     for kind, count in model.counts.items():
@@ -45,7 +45,8 @@ def receptive_field(model: Model) -> int | None:
     """Return the maximum distance in tokens from which an earlier token can affect the output.
 
     It is the sum of the sliding windows of all layers, because each layer passes information on by
-    one window. The result is None if a layer has no window, or if the model has no attention.
+    one window. The result is None if a layer has no window, as full attention or a recurrent layer,
+    or if the model has no attention.
     """
     layers = windows(model)
     if not layers or 0 in layers:
@@ -57,8 +58,8 @@ def reach_line(model: Model) -> str:
     """Return a line of text with the receptive field: `receptive field L·w: 32 × 4,096 = …`.
 
     The receptive field is the maximum distance in tokens from which an earlier token can affect the
-    output: the number of layers times their sliding window. The line is '' for a model without
-    sliding windows.
+    output: the number of layers times their sliding window. If only some layers have a window, the
+    line says that the receptive field has no limit. It is '' for a model without sliding windows.
     """
     layers = windows(model)
     num_unlimited = layers.pop(0, 0)
@@ -82,13 +83,14 @@ class CacheSize(msgspec.Struct, frozen=True):
     """Bytes of the KV cache and recurrent states on one GPU, for sequences of equal length.
 
     Attributes:
-        stored: Bytes that all sequences on the GPU store.
+        stored: Bytes that all sequences on the GPU store together.
         read: Bytes that one decode step of these sequences reads.
         allocated: Bytes that a paged cache allocates: `stored` with each sequence rounded up to
             whole cache blocks.
-        fixed: Bytes of one sequence that more tokens do not change: full windows and states.
-        slope: Bytes that one more token adds to one sequence, on average. It is a float only if it
-            is not a whole number.
+        fixed: Bytes of one sequence on this GPU that more tokens do not change: full windows and
+            states.
+        slope: Bytes that one more token adds to one sequence on this GPU, on average. It is a float
+            only if it is not a whole number.
     """
 
     stored: int
@@ -103,10 +105,12 @@ class LayerRows(NamedTuple):
 
     Attributes:
         entry: The cache entry of one layer.
-        row_bytes: Bytes of one row in one layer, with its scales.
-        stored_layers: Number of layers that store the entry.
-        read_layers: Number of layers that read the entry, including layers that store it.
-        spread: Number of decode-context-parallel ranks among which the entry's tokens are divided.
+        row_bytes: Bytes of one row in one layer on this GPU, with its scales.
+        stored_layers: Number of layers on this GPU that store the entry.
+        read_layers: Number of layers on this GPU that read the entry, including layers that store
+            it.
+        spread: Number of decode-context-parallel ranks among which the entry's rows are divided; 1
+            if each rank has all rows.
     """
 
     entry: CacheEntry
@@ -159,7 +163,8 @@ def stage_rows(
 ) -> list[LayerRows]:
     """Return what a stage's layers cache on one GPU: entries, numbers of layers, bytes of a row.
 
-    `size_of` and `stored_bytes` compute the cache size for any context from this list.
+    The list has one item for each kind of layer and cache entry. `size_of` and `stored_bytes`
+    compute the cache size for any context from it.
 
     Args:
         model: The model.
@@ -275,7 +280,8 @@ def fullest_stage(
 ) -> Stage:
     """Return the pipeline stage whose GPUs have the most bytes of weights and stored cache.
 
-    This stage limits how many sequences fit. If stages are equal, the first of them is returned.
+    Sizes for "one GPU" are those of a GPU of this stage. If stages are equal, the first of them is
+    returned.
 
     Args:
         model: The model.
@@ -283,6 +289,9 @@ def fullest_stage(
         parallelism: Number of ranks of each kind of parallelism.
         context: Tokens of each sequence.
         batch_size: Number of sequences, over all data-parallel ranks.
+
+    Raises:
+        UserError: The parallelism does not divide the model.
     """
     check(model, parallelism)
     all_stages = stages(model, parallelism.pp)
@@ -307,7 +316,9 @@ def weight_bytes(
 ) -> int:
     """Return the bytes of the weights, with scales, on the GPU with the most weights and cache.
 
-    With tensor, pipeline or expert parallelism it is one GPU's share, and not the whole model.
+    With tensor, pipeline or expert parallelism it is one GPU's share, and not the whole model. If
+    the headers of the checkpoint's files were read, vision or audio towers and multi-token-
+    prediction layers are included, unless other formats than the checkpoint's are requested.
 
     Args:
         model: The model.
@@ -339,7 +350,7 @@ def checkpoint_share(
 
     Args:
         model: The model.
-        num_bytes: Such bytes of the whole checkpoint.
+        num_bytes: The bytes of this kind in the whole checkpoint.
         stage: Pipeline stage of the GPU.
         formats: Requested formats.
         parallelism: Number of ranks of each kind of parallelism.
@@ -357,8 +368,8 @@ def stage_weight_bytes(
 ) -> int:
     """Return the bytes of the weights on one GPU of a pipeline stage.
 
-    The first stage has the embedding and the buffers, which are file contents that are not
-    parameters. The last stage has the LM head.
+    The first stage has the embedding and the buffers, which are contents of a quantised file that
+    are not parameters. The last stage has the LM head. Vision or audio towers are not included.
 
     Args:
         model: The model.

@@ -122,7 +122,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def entries(self) -> tuple[CacheEntry, ...]:
         """Return what one layer reads of one sequence's cache: one entry for each kind of row.
 
-        The layer also stores these rows, unless `shares_cache` is set.
+        The layer also stores these rows. Exceptions are all rows if `shares_cache` is set, and
+        entries with `is_stored_by_other_layer`.
         """
         return tuple(entry for part in self.all_parts for entry in part.cache())
 
@@ -309,10 +310,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         return {entry.role for entry in self.entries}
 
     def check_generates(self) -> None:
-        """Check that the model generates tokens.
+        """Check that the model generates tokens, for commands that need decode steps.
 
         Raises:
-            UserError: The model embeds or ranks whole sequences instead.
+            UserError: The model embeds or ranks whole sequences instead. The message names commands
+                that support such models.
         """
         if self.pooling:
             hint = "Use `kvcalc latency`, `kvcalc fit` or `kvcalc roofline --phase prefill`"
@@ -335,8 +337,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def runs(self) -> list[tuple[int, str]]:
         """Return one repetition of the pattern of layers as (number of layers, kind) pairs.
 
-        The pattern (`5 local`, `full`) becomes [(5, "local"), (1, "full")]. Without a pattern, the
-        only kind has the number 1.
+        The pattern (`5 local`, `full`) becomes [(5, "local"), (1, "full")], for any number of
+        layers in the model. Without a pattern, the only kind has the number 1.
         """
         result = []
         for item in self.pattern or tuple(self.kinds):
@@ -371,7 +373,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     def shared_weights(self, kind: str) -> tuple[Weight, ...]:
         """Return the weights that several layers of a kind use together, one set of them.
 
-        The result is empty for a kind of layer without shared weights.
+        They are complete, before they are divided over GPUs. The result is empty for a kind of
+        layer without shared weights.
 
         Args:
             kind: Name of the kind of layer.
@@ -537,8 +540,8 @@ def memoized(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     """Return `rule(model, *key)`, computed once for each model, rule and key.
 
     Example: `memoized(model, loaded_bytes, formats, ranks, stage)` calls `loaded_bytes(model,
-    formats, ranks, stage)` the first time, and later returns the stored result. If a rule has too
-    many results, all its results are discarded.
+    formats, ranks, stage)` the first time, and later returns the stored result. If a rule has 4,096
+    results, all its results are discarded before the next is stored.
 
     Args:
         model: Model that stores the results.
@@ -576,13 +579,15 @@ def check_vocabulary(
 ) -> None:
     """Check that the vocabulary sizes of a model and its draft model are close enough.
 
-    Only sizes are compared, not the entries. A draft model that uses its target's embedding or LM
-    head is not checked, because it maps its own vocabulary.
+    A draft model for speculative decoding must propose tokens of its target. Only sizes are
+    compared, not the entries. A draft model that uses its target's embedding or LM head is not
+    checked, because it maps its own vocabulary.
 
     Args:
         target: The model that verifies tokens.
         draft: The model that drafts tokens for the target.
-        max_padding: Largest allowed difference of the two sizes, in entries.
+        max_padding: Largest allowed difference of the two sizes, in entries. The default, 128, is
+            the limit of llama.cpp.
         engine: Name of the engine with this limit, for the error message; '' for none.
 
     Raises:

@@ -19,7 +19,8 @@ def divisors(n: int, max_names: int = 12) -> str:
 
     Args:
         n: The number.
-        max_names: Maximum number of divisors in the text. If there are more, … follows.
+        max_names: Maximum number of divisors in the text. If there are more, … follows. Divisors
+            above 4,096 are left out.
     """
     results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0]
     more = " …" if len(results) > max_names else ""
@@ -32,7 +33,8 @@ def check(model: Model, parallelism: Parallelism) -> None:
     Tensor parallelism (tp) must divide the heads of every matrix, expert parallelism (ep) the
     experts, and pp may be at most the number of layers. If there are fewer KV heads than tp ranks,
     their number must divide tp. Each KV head is then on several ranks, and decode-context
-    parallelism (dcp) may be at most their number.
+    parallelism (dcp) may be at most their number. A pipeline stage may not read cached rows that
+    another stage stores.
 
     Args:
         model: The model.

@@ -193,7 +193,8 @@ def cache_layout(name: str) -> dict[str, RowFormat]:
     """Return the storage format of each kind of cached row, for a value of `--kv-cache-dtype`.
 
     The result is role → format. Roles are k, v, latent, rope_key and index_key, or only k and v for
-    the TurboQuant formats. Recurrent states are not included, because they have the model's dtype.
+    the TurboQuant formats. Recurrent states are not included, because the option does not affect
+    their dtype.
 
     Args:
         name: Name of the KV cache format in any spelling, such as `fp8` or `fp8_ds_mla`.

@@ -236,6 +236,8 @@ def _find_format(name: str) -> WeightFormat | None:
 def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
     """Return the weight format for a name that the user typed, such as `awq` or `q4_k`.
 
+    The bytes of a matrix follow from the result.
+
     Args:
         name: The name, in any spelling.
         noun: Word for the name in the error message, such as `quantization`.
@@ -288,8 +290,8 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         format: Name of the weight format.
         covers: Patterns of weight names in this format.
         except_for: Patterns of weight names that stay in the dtype of the model.
-        kinds: Kinds of weight that the scheme may cover: matrix, table (its rows are the inputs),
-            vector (with biases).
+        kinds: Kinds of weight that the scheme may cover: `matrix`, `table` for lookup tables such as
+            the embedding, `vector` for norms and for all biases.
         label: Printed name of the whole quantisation if it has several schemes, such as the GGUF
             file type `q4_k_m`; '' to print `format`.
     """
@@ -339,7 +341,7 @@ class Score(NamedTuple):
     The pair shows how much quality a storage format costs.
 
     Attributes:
-        value: Score of the model with weights or KV cache in the format.
+        value: Score of the model with weights or KV cache in the format, in the benchmark's unit.
         full: Reference score of the same model: in 16 bits, or with plain multi-head attention if
             the score is of a changed attention.
         noun: Benchmark and model, such as `AIME25, DeepSeek-R1`.

@@ -181,14 +181,14 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return tuple(entries)
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this attention in one forward pass on one GPU, with their costs.
+        """Return this attention's operators in a forward pass, with costs of one layer on one GPU.
 
         In order: one matrix product for all projections that read the layer's input, the query
         up-projection, RoPE, compression, indexer, attention, the two output projections and their
         all-reduce. One attention operator reads the window and the compressed rows.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
         heads, d, ratio = (
@@ -283,7 +283,8 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
             and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `if` is the condition for the weight. `Compressed` defines the letters.
+            `if` is the condition for the weight. D is the hidden size. d is head_dim, di
+            index_head_dim, rq q_lora_rank and Hi index_n_heads, fields of `Compressed`.
         lends: Whether this layer stores the compressed rows that it reads. Otherwise it reads the
             rows of the last earlier layer that stores them.
         chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the
@@ -308,7 +309,9 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
 
         The kinds are the rows of the window, the compressed rows, and the index keys if this layer
         selects rows or stores them. A layer that stores compressed rows also has a buffer for the
-        block that is not yet compressed. Rows of another layer have `is_stored_by_other_layer` set.
+        block that is not yet compressed. If an earlier layer stores the compressed rows, their
+        entries and the index keys have `is_stored_by_other_layer` set. They then need no memory in
+        this layer.
         """
         ratio = self.compress_ratio
         is_shared = not self.lends

@@ -174,11 +174,11 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return key, replace(key, role="v", width=self.value_width)
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return the entry of the attention scores by which tokens are evicted, in a tuple.
+        """Return what one layer stores per sequence to select tokens to evict: a score per token.
 
-        Eviction needs these scores in addition to keys and values. Each stored token has one score
-        per KV head: the attention that it has received so far, in the dtype of the model. The tuple
-        is empty if `cache_budget` is not set.
+        The tuple has one entry. Each stored token has one score per KV head: the attention that it
+        has received so far, in the dtype of the model. The scores need memory in addition to keys
+        and values. The tuple is empty if `cache_budget` is null or `cached` is False.
         """
         if not self.cache_budget or not self.cached:
             return ()
@@ -190,14 +190,14 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this attention in one forward pass on one GPU, with their costs.
+        """Return this attention's operators in a forward pass, with costs of one layer on one GPU.
 
         In order: one matrix product for queries, keys and values, the output gate's projection,
         RoPE and norms, attention, the update of eviction scores, the gating, and the output
         projection with its all-reduce. Operators that the fields do not need are left out.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
         queries, keys, values = (

@@ -91,17 +91,18 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     def sides(self) -> dict[str, tuple[str, str]]:
         """Return the sizes (inputs, outputs) of each matrix as formulas, by matrix name.
 
-        Example: {"kv_up": ("r", "H·dn + H·dv")}. The class attribute LETTERS explains the letters.
-        The halves of kv_up that absorbed attention multiplies by are also listed, as `absorb_q` for
-        keys and `absorb_v` for values.
+        Example: {"kv_up": ("r", "H·dn + H·dv")}, with the letters of the class attribute LETTERS.
+        `--explain` prints them as dimensions of matrix products. The halves of kv_up, by which
+        absorbed attention multiplies, are also listed: `absorb_q` (keys) and `absorb_v` (values).
         """
         return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
 
     def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
         """Return what one layer caches in an engine that stores keys and values, not latents.
 
-        The result has two entries for one sequence: keys and values of every query head, one row
-        per token.
+        Examples are llama.cpp with some GGUF files, and MiniCPM3 in vLLM. The result has two
+        entries for one sequence: keys and values of every query head. Each has one row per token,
+        or per token of the sliding window.
 
         Args:
             value_width: Elements that the engine stores for one head's value, including padding.
@@ -137,7 +138,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return self.sliding_window or 0
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this attention in one forward pass on one GPU, with their costs.
+        """Return this attention's operators in a forward pass, with costs of one layer on one GPU.
 
         In order: projections of queries and latents, RoPE and norms, attention, the output gate,
         and the output projection with its all-reduce. Absorbed attention computes on the latents.
@@ -145,8 +146,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         `auto`, each group of equal sequences uses the form with fewer FLOPs.
 
         Args:
-            p: The forward pass: its sequences, storage formats, parallel ranks and form of latent
-                attention.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers,
+                and form of latent attention (absorbed, expanded or auto).
         """
         w = self.local_weights(p)
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]

@@ -29,9 +29,9 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     `index_topk` tokens with the highest scores. The fields of `Latent` (MLA) also apply.
 
     Attributes:
-        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `if` is the condition for the weight.
+        WEIGHTS: The lines of `Latent`, and a line per weight of the indexer. `q: D × H·d / H` is a
+            matrix with D inputs and H·d outputs, which tensor parallelism divides into H units.
+            `norm: d` is a vector of d elements. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_topk: Cached tokens that each query reads.
         index_n_heads: Heads of the indexer.
@@ -40,8 +40,9 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             and no index keys.
         index_query_from_hidden: Whether index queries are projected from the hidden states, not
             from the compressed query.
-        index_pool: Tokens that share one pooled index key (GLM-5.3); 0 for one key per token. The
-            cached row of a token then has its index key, its pooling gates and a padding flag.
+        index_pool: Tokens that share one pooled index key (GLM-5.3); 0 for one key per token. If it
+            is not 0, the layer still caches one index row per token, for pooling: the token's index
+            key, its pooling gates and a padding flag.
     """
 
     WEIGHTS: ClassVar[str] = f"""{Latent.WEIGHTS}
@@ -76,15 +77,16 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         return (*latents, CacheEntry("index_key", 1, width)) if self.indexer else latents
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this attention in one forward pass on one GPU, with their costs.
+        """Return this attention's operators in a forward pass, with costs of one layer on one GPU.
 
         They are the operators of MLA and of the indexer. Measured times exist only for the whole
-        attention module: projections, indexer and attention together. If the layer's fields match
-        the measured kernels, each operator except collectives refers to the module's shape in its
-        field `module`.
+        attention module: projections, indexer and attention together. Each operator except
+        collectives therefore has the module's shape in its field `module`. The field is None if the
+        measured module differs: without `q_lora_rank`, or with `index_pool`,
+        `index_query_from_hidden`, an output gate or a sliding window.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         result = super().operators(p)
         if (
@@ -141,9 +143,9 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     def storing(self, own: bool) -> "Sparse | None":
         """Return this attention for a layer with its own cache; None for one that reads another's.
 
-        The comparison of attention variants uses it to share one cache among layers. It then
-        rejects None: no source says whether a layer that reads another layer's latents has an
-        indexer.
+        The comparison of attention variants uses it to let several layers share one cache. If the
+        result is None, it reports an error: no source says whether a layer that reads another
+        layer's latents has an indexer.
 
         Args:
             own: Whether the layer stores its own latents.
@@ -162,9 +164,9 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     `index_topk_blocks` blocks with the highest scores. The fields of `Grouped` (GQA) also apply.
 
     Attributes:
-        WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `if` is the condition for the weight.
+        WEIGHTS: The lines of `Grouped`, and a line per weight of the indexer. `q: D × H·d / H` is a
+            matrix with D inputs and H·d outputs, which tensor parallelism divides into H units.
+            `norm: d` is a vector of d elements. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_block_size: Tokens of a block.
         index_topk_blocks: Blocks that each query reads.
@@ -217,8 +219,9 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     def storing(self, own: bool) -> "BlockSparse | None":
         """Return this attention for a layer with its own cache; None for one that reads another's.
 
-        The comparison of attention variants uses it to share one cache among layers. It then
-        rejects None: no source says whether a layer that reads another layer's keys has an indexer.
+        The comparison of attention variants uses it to let several layers share one cache. If the
+        result is None, it reports an error: no source says whether a layer that reads another
+        layer's keys has an indexer.
 
         Args:
             own: Whether the layer stores its own keys and values.

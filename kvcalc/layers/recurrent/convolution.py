@@ -65,12 +65,12 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
     dilation: Size = 1
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this memory in one forward pass on one GPU, with their costs.
+        """Return this memory's operators in a forward pass, with costs of one layer on one GPU.
 
         In order: the table lookup, the projections of the rows, and the convolution.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
@@ -119,13 +119,13 @@ class Engram(Sublayer, frozen=True, tag="engram"):
     streams: Size
 
     def operators(self, p: Pass) -> list[Operator]:
-        """Return the operators of this memory in one forward pass on one GPU, with their costs.
+        """Return this memory's operators in a forward pass, with costs of one layer on one GPU.
 
         In order: the table lookup, the projection of the rows, and the addition of gated values to
         the residual streams.
 
         Args:
-            p: The forward pass: its sequences, storage formats and parallel ranks.
+            p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         read, mixed = (
             p.tokens * self.hashes * self.table_width,
@@ -212,6 +212,7 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
         """Return what one layer caches for one sequence: one entry per convolution, for its state.
 
         A state is the inputs of the last `columns` tokens, by default of conv_kernel − 1 tokens.
+        The result is empty if that is 0 tokens.
         """
         kernel = self.columns + 1 if self.columns else self.conv_kernel
         if kernel == 1:
