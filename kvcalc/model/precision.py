@@ -30,8 +30,8 @@ class Precision(msgspec.Struct, frozen=True):
 
     Attributes:
         dtype: dtype of weights and matrix products. `auto` keeps the checkpoint's dtype and
-            quantisation. Any other value replaces both, except that `fp8` only quantises weights
-            and keeps the checkpoint's dtype for everything else.
+            quantisation. `fp8` keeps the dtype, and stores and multiplies matrices in fp8. Any
+            other value replaces dtype and quantisation.
         kv_cache_dtype: Format of the KV cache. `auto` is the format that the checkpoint declares
             for its cache, otherwise the dtype.
         quantization: Format of quantised weights, such as `awq`; '' for none. If the checkpoint is

@@ -290,8 +290,8 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         format: Name of the weight format.
         covers: Patterns of weight names in this format.
         except_for: Patterns of weight names that stay in the dtype of the model.
-        kinds: Kinds of weight that the scheme may cover: `matrix`, `table` for lookup tables such as
-            the embedding, `vector` for norms and for all biases.
+        kinds: Kinds of weight that the scheme may cover: `matrix`, `table` (lookup tables such as
+            the embedding), `vector` (norms, and all biases).
         label: Printed name of the whole quantisation if it has several schemes, such as the GGUF
             file type `q4_k_m`; '' to print `format`.
     """
