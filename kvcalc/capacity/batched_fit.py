@@ -39,7 +39,7 @@ class BatchedFit(NamedTuple):
     A cache layout states how an engine divides the KV cache of one GPU into blocks.
 
     Attributes:
-        fit: The deployment on the first of the GPU models.
+        fit: The capacity of the deployment on the first of the GPU models.
         plans: Cache layout of one GPU of each pipeline stage, by stage index. If several stages
             have equal layers, only the first is a key.
         gpus: The GPU models.

@@ -146,7 +146,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def num_requested(self) -> int:
-        """Return the requested sequences of one dp rank, rounded up: 10 on 4 ranks give 3."""
+        """Return the requested sequences per data-parallel rank, rounded up: 10 on 4 give 3."""
         return self.ranks.sequences(self.options.requested_num_seqs)
 
     def startup(self, stage: int, sequences: Any = None, length: int = 0) -> EngineStartup:
@@ -524,14 +524,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def starts(self) -> bool:
-        """Return whether the engine would start.
-        Some engines refuse to start if not even one sequence of `length` tokens fits."""
+        """Return whether the engine would start; False if it refuses because no sequence fits.
+        Some engines refuse if not even one sequence of `length` tokens fits. Others give True."""
         return bool(self.sequences) or not self.engine.refuses_below_one_sequence
 
     @property
     def headroom_bytes(self) -> int:
-        """Return the bytes of one GPU's KV cache that the requested sequences leave free.
-        The result is negative by the missing bytes if the sequences do not fit."""
+        """Return the bytes of KV cache on one GPU that the requested sequences leave free.
+        The GPU is of `stage`, which fits the fewest sequences. Missing bytes are negative."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage_bytes
@@ -539,7 +539,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def margin_bytes(self) -> int:
-        """Return the bytes that the estimate keeps free on one GPU as a safety margin.
+        """Return the bytes that the requested estimate keeps free on one GPU as a safety margin.
         The result is positive in the low estimate and negative in the high estimate."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 

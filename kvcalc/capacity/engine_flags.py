@@ -125,6 +125,7 @@ class Flag(NamedTuple):
         """Return whether a command line with this flag would express the current option values.
 
         A switch expresses only its own `setting`. Another flag expresses every value of its option.
+        The result is False if the option is at its default, so that the flag is not needed.
 
         Args:
             settings: Values of kvcalc options, by name. Options at their defaults are left out.

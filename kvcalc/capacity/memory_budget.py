@@ -84,7 +84,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def layers(self) -> Stage:
-        """Return the GPU's pipeline stage, as an object with the layers that the stage has.
+        """Return the GPU's pipeline stage, with its number of layers of each kind.
 
         It also tells whether the stage is the first or the last.
         """

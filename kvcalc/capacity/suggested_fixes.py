@@ -187,8 +187,8 @@ def smaller_cache(start: ConfigChange) -> ConfigChange | None:
     """Return the request with an 8-bit KV cache: fp8, or q8_0 with llama.cpp. None if impossible.
 
     The result is None if the GPU has no fp8 matrix units and the engine needs fp8. It is also None
-    if the cache already has at most 8 bits, unless the options state separate data types of keys
-    and values.
+    if the cache already has at most 8 bits. But if the options state separate data types of keys
+    and values, both are changed, whatever their bits.
 
     Args:
         start: The request, possibly with earlier changes.

@@ -107,7 +107,7 @@ class KVCacheGroup(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        """Return the spec of the first layer, by which the blocks of the group are counted."""
+        """Return the first layer's spec. Its kind, limit and block give a sequence's blocks."""
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:

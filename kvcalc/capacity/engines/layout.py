@@ -317,11 +317,11 @@ class CacheLayout:
         return {}
 
     def num_blocks(self, budget: int) -> int | None:
-        """Return the KV cache blocks in one GPU's budget in bytes; None without blocks."""
+        """Return the number of blocks in one GPU's budget in bytes; None without blocks."""
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the blocks of one sequence of `length` tokens on one GPU; None without blocks."""
+        """Return the number of blocks of a sequence of `length` tokens on one GPU, or None."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
@@ -347,7 +347,7 @@ class CacheLayout:
         return int(self.concurrency(budget, length) * length)
 
     def request_pool(self, budget: int) -> int:
-        """Return the bytes of one GPU's budget for requests, without placeholder blocks."""
+        """Return the bytes of one GPU's budget that requests may use: all but placeholders."""
         return int(self.pool(budget)) - self.needed(0, 0)
 
     def request_bytes(self, budget: int, tokens: Any) -> Any:

@@ -375,7 +375,7 @@ class SGLang(CacheLayout):
         return pools
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return how many sequences of `length` tokens fit in the scarcest pool, as a fraction.
+        """Return how many sequences of `length` tokens one GPU's scarcest pool fits, such as 13.7.
 
         The pools are for tokens, for sliding windows and for recurrent states.
 

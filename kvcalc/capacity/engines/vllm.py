@@ -187,8 +187,7 @@ def _demand(spec: Spec, unit: int, dcp: int, settings: EngineSettings) -> BlockD
 
 
 def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
-    """Return the cache specs of one part: one for its rows and one for their index keys, or one
-    page
+    """Return the cache specs of one sublayer: one for its rows and one for their index keys, or one
     for all its states.
 
     The state of a convolution has one more column for each draft token

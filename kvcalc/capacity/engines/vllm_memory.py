@@ -456,9 +456,9 @@ def sampler_peak(start: EngineStartup, has_kernels: bool) -> Any:
 
     vLLM's first model runner needs T·D·e + 2·n·D·e + n·V·b (v1/worker/gpu_model_runner.py:
     _dummy_sampler_run, 0.11). The second (v1/worker/gpu/model_runner.py) needs T·D·e + n·V·b. T is
-    the tokens of the pass, n the requests, D the hidden size, V the vocabulary size and e the bytes
-    of an activation. b depends on the release in the second runner. In the first, it is 38 bytes if
-    fp32 logits are sorted (50 for 2 to 127 requests), and 14 if kernels need no sort.
+    the tokens of the pass, n the requests (an int or array), D the hidden size, V the vocabulary
+    size and e the bytes of an activation. b depends on the release in the second runner. In the
+    first, it is 38 bytes if fp32 logits are sorted (50 for 2 to 127 requests), 14 without a sort.
 
     Args:
         start: The GPU when the engine starts.
@@ -520,7 +520,7 @@ def latent_width(model: Model, ranks: Parallelism) -> int:
 
 
 def expert_formats(model: Model, formats: Formats) -> list[WeightFormat]:
-    """Return the format of each expert matrix, one per matrix name of a layer kind; or []."""
+    """Return the formats of the expert matrices, one per matrix of a layer kind; [] if none."""
     return [formats.weight_format(n, weight) for n, weight, _ in model.walk() if weight.expert]
 
 
@@ -641,7 +641,7 @@ def sampler_buffers(start: EngineStartup) -> Any:
     In the first model runner from 0.17 on, Triton's buffer has min(2^⌈log2 min(SMs, n)⌉, SMs) · V ·
     4 bytes (v1/sample/ops/topk_topp_triton.py). SMs is the GPU's number of SMs, n the requests, and
     V the vocabulary size. In the second model runner, tables of sampling penalties stay, but only
-    some releases count them. The result is 0 on all pipeline stages but the last.
+    some releases count them. The result is 0 on all but the last stage, and an array if n is.
     """
     rules: Release = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
@@ -665,7 +665,7 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
     The bytes are 1 MiB per captured graph, plus fitted constants. In the first model runner
     (v1/worker/gpu_model_runner.py), many layers make a graph larger than 1 MiB, and logits of an
     indexer are added (profile_cudagraph_memory, 0.22). The result is 0 without CUDA graphs, and for
-    releases that do not reserve memory for them.
+    releases that do not reserve memory for them. It is an array if `start.sequences` is an array.
 
     Args:
         start: The GPU when the engine starts.
@@ -687,7 +687,7 @@ def graphs(start: EngineStartup, constants: Constants) -> Any:
 def count_graphs(tokens: int, sequences: int) -> int:
     """Return the number of CUDA graphs that vLLM captures.
 
-    The sizes are 1, 2, 4, then by 8 below 256 and by 16 up to min(2 · sequences, 512, tokens)
+    Sizes in tokens are 1, 2, 4, then by 8 below 256, by 16 up to min(2 · sequences, 512, tokens)
     (config/vllm.py: _set_cudagraph_sizes). Each size counts once for its piecewise capture, however
     many pieces it has. Sizes up to `sequences` count once more, for a capture of the full pass.
 
