@@ -38,13 +38,10 @@ def summary(
 ) -> Record:
     """Return the metrics of a simulated run by JSON key, such as `ttft_p99_s` and `kv_peak`.
 
-    Times are statistics of the completed requests. Counts are sums over all ranks.
-
     Args:
         served: All requests with their times, and the sums over the passes of each rank.
         budget: Bytes for the KV cache on one GPU, of which `kv_peak` is the share used at the peak.
-        slo_ttft, slo_tpot: Targets of time to first token and per output token [s]; 0 for none. The
-            metrics count the requests that meet them; without a target, these metrics are None.
+        slo_ttft, slo_tpot: Targets of TTFT and TPOT [s], for the share that meets them; 0 for none.
     """
     requests, logs, times = served.requests, served.logs, served.times
 
