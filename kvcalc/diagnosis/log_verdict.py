@@ -267,7 +267,8 @@ class DiagnosisSummary(NamedTuple):
         fits: Whether the required users fit; None without a prediction.
         max_num_seqs: Sequences that fit in the replica with the corrections of the log; None
             without a prediction.
-        command: The engine's command line; None without a prediction.
+        command: The engine's command line; None without a prediction, or if flags cannot express
+            the deployment.
         remedy: Sentence with the flags that help; "" if none is needed.
         changes: Records (dicts) of the changes of flags that help.
         corrections: Logged minus predicted bytes of one GPU; None without a prediction.

@@ -263,7 +263,7 @@ def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
 
     Args:
         gpu: The GPU of a preset.
-        rate: Bytes per second such as `50GB/s`; '' for the preset's bandwidth.
+        rate: Bytes per second and GPU, such as `50GB/s`; '' for the preset's bandwidth.
     """
     if not rate:
         return gpu
@@ -566,8 +566,8 @@ class Dimensions(DimensionOptions, frozen=True):
     def checked(self) -> "Dimensions":
         """Return these dimensions with KV heads and head_dim instead of hidden_size.
 
-        If the number of KV heads is not given, it is the number of query heads (multi-head
-        attention). If the number of query heads is not given either, it is 1.
+        From hidden_size follow one KV head for each query head (MHA), and head_dim = hidden_size ÷
+        number of heads. Without `heads` it is one head. Without hidden_size, nothing changes.
 
         Raises:
             UserError: A value is missing, contradicts another or is outside its range.

@@ -260,7 +260,11 @@ class RateSampler:
         self.samples: list[list[float]] = []
 
     def sample(self) -> None:
-        """Time each basic operation once, and append the times to `samples`."""
+        """Time each basic operation once, and append the times in seconds to `samples`.
+
+        The operations are an activation function, small operations that show the host's time,
+        matrix products, and attention of one new token.
+        """
         with torch.no_grad():
             activation = time_once(lambda: F.gelu(self.x, approximate="tanh"), self.machine)
             vector_s = activation / (ACTIVATION_ELEMENTS * ACTIVATION_FLOPS)

@@ -169,19 +169,20 @@ class CandidateBatch(NamedTuple):
 class DeploymentEstimates(NamedTuple):
     """Memory and times of deployments for several numbers of sequences per replica.
 
-    Without another remark, a field is an array [deployments, counts] for the numbers of sequences
-    in `timer.counts`.
+    Without another remark, a field is an array [deployments, counts]. A count is a number of
+    concurrent sequences per replica, one of `timer.counts`.
 
     Attributes:
-        timer: The timer that computed the times. It has the deployments, and in `counts` the
-            numbers of concurrent sequences per replica, in ascending order.
+        timer: The timer that computed the times. It has the deployments, and the counts in
+            ascending order.
         remaining_bytes: Low estimate of one GPU's bytes for the KV cache; negative if weights and
             buffers exceed its memory.
-        capacity: Sequences that fit on a replica if its engine is set up for this number.
+        capacity: Sequences that fit on a replica whose engine is set up for the count. A higher
+            count reserves more memory outside the cache.
         transfer_s: Seconds to send a prompt's cache to another replica [deployments]; NaN if the
             rate of the link is unknown.
         ttft: Seconds to the first token of one prompt on an idle replica [deployments].
-        tpot: Mean seconds per output token while this number of sequences runs.
+        tpot: Mean seconds per output token while the count of sequences runs.
         e2e: Seconds of a request from start to end; NaN if the output length is unknown.
     """
 

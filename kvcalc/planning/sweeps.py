@@ -135,7 +135,8 @@ def contexts_up_to(last: int) -> list[int]:
 class SparseReads(NamedTuple):
     """KV cache of a model with MLA and a model with sparse attention (DSA) at several contexts.
 
-    The curves are for one sequence. A context is its number of tokens.
+    The curves are for one sequence and the whole model on one GPU. A context is the sequence's
+    number of tokens.
 
     Attributes:
         dense: KV cache bytes of the model with MLA, which reads all cached tokens.
@@ -152,7 +153,8 @@ class SparseReads(NamedTuple):
 def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> SparseReads:
     """Return the KV cache of a model with MLA and a model with sparse attention (DSA), by context.
 
-    The bytes are those that are stored and that a decode step reads, for one sequence.
+    The bytes are those that are stored and that a decode step reads. They are for one sequence and
+    the whole model on one GPU.
 
     Args:
         models: The two models, in any order.

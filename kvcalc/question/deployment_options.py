@@ -57,7 +57,7 @@ class ShardingOptions(Question, frozen=True):
         dp: Data-parallel groups, which serve different sequences.
         ep: GPUs over which the experts are spread (expert parallelism).
         enable_expert_parallel: Whether the experts are spread over all tp · dp GPUs.
-        dcp: GPUs for decode-context parallelism.
+        dcp: GPUs that divide the cached tokens (decode-context parallelism). It must divide tp.
     """
 
     dtype: str = "auto"
@@ -121,7 +121,8 @@ class DeploymentOptions(PlacementOptions, frozen=True):
         calibration_from: GPU model whose calibration is scaled to this GPU; '' for none.
         mixed: Has no effect. Old scripts may use it.
         stack: Former option for engine or calibration; see `engine_choice`.
-        mla_form: Form of latent attention (MLA): auto, absorbed or expanded.
+        mla_form: Form of latent attention (MLA): absorbed, expanded, or auto for the form with
+            fewer FLOPs.
     """
 
     engine: Annotated[str, lower] = "vllm"
@@ -139,7 +140,10 @@ class DeploymentOptions(PlacementOptions, frozen=True):
 
     @property
     def choice(self) -> EngineChoice:
-        """Return the engine, and the calibration (fitted time models) that predicts its times."""
+        """Return the engine, and the calibration (fitted time models) that predicts its times.
+
+        They follow from the options `engine`, `calibration`, `bounds` and `stack`.
+        """
         return engine_choice(self.engine, self.calibration, self.bounds, self.stack)
 
 

@@ -48,7 +48,8 @@ class ModelHost(NamedTuple):
     Attributes:
         name: Printed name of the server, such as `ModelScope`.
         setting: Name of the environment variable that may contain the server's address.
-        default: Address if the variable is not set.
+        default: Address if the variable is not set; '' if it comes from elsewhere, such as from the
+            Hub's own client.
     """
 
     name: str
