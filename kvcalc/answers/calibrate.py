@@ -210,9 +210,11 @@ class ValidationOptions(Question, frozen=True):
     that were fitted to measurements of one GPU and software.
 
     Attributes:
-        by: Keys by which rows are grouped, separated by commas. Each group becomes one record.
+        by: Keys by which rows are grouped, separated by commas: op, gpu, framework, dtype, model or
+            client. Each group becomes one record.
         predictions: CSV file to write with every row and its prediction; '' for none.
-        fail_above: Median error of a group, in percent, above which the exit status is 1.
+        fail_above: Median error of a group, in percent, above which the exit status is 1; infinite
+            for no limit.
         stack: Software whose calibration predicts all rows; '' for the software that each row
             names.
         calibration_from: GPU whose calibrations are scaled to the measured GPUs; '' for the
@@ -229,7 +231,8 @@ class ValidationOptions(Question, frozen=True):
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     """Compare predicted with measured times, and return the errors of each group of measurements.
 
-    The exit status is 1 if the median error of a group exceeds `--fail-above`.
+    An error of 0.1 means that prediction and measurement differ by 10%. The exit status is 1 if the
+    median error of a group exceeds `options.fail_above` percent.
 
     Args:
         rows: CSV files with one measured operation or server per row.

@@ -28,7 +28,8 @@ class VariantOptions(Question, frozen=True):
 
     Attributes:
         variants: Names, such as `none` (the model's own attention), `mha`, or `gqa:8` (8 KV heads).
-            () for the default variants of the model.
+            () for the default, such as `mha`, `none`, `mqa`, `mla` and `dsa`. Variants equal to the
+            model's own attention are then left out.
     """
 
     variants: tuple[str, ...] = ()

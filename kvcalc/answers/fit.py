@@ -252,8 +252,6 @@ def fit_answer(
 ) -> Answer:
     """Return how many users fit in each deployment, and its memory; the smallest that fits first.
 
-    The exit status of the answer is 1 if the request fits in no deployment.
-
     Args:
         points: Pairs of a deployment with its fit options: lengths, users and engine settings.
         studies: Request lengths for which the waste of memory allocators is computed too.

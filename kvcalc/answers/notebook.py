@@ -81,9 +81,9 @@ class Deployment(deployment.TimedDeployment, frozen=True):
     the option takes a list.
 
     Attributes:
-        file_precision: Data types of weights and cache in the model's file. Only `size` uses them.
-            None if the engine uses the same data types. It does not for a float32 checkpoint, which
-            it loads in another dtype.
+        file_precision: Requested data types of weights and cache, which `size` uses. The inherited
+            `precision` differs for a float32 checkpoint if the engine loads it in another dtype.
+            None for the data types of `precision`.
     """
 
     file_precision: Precision | None = None

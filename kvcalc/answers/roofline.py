@@ -65,8 +65,7 @@ def roofline_answer(
 ) -> Answer:
     """Return FLOPs, bytes and seconds of each operator in a forward pass, and of the whole pass.
 
-    There is a pass per deployment, context and batch size. Values are of one GPU; with pipeline
-    parallelism, they are sums over one GPU of each stage.
+    Each deployment, context and batch size has a pass. Values are sums over one GPU of each stage.
 
     Args:
         deployments: The deployments, each a model on one replica of GPUs.

@@ -42,9 +42,10 @@ FLAGS = {
 
 
 def function_of(command: str) -> Callable[..., Any]:
-    """Return the Python function that runs a command, such as "fit", and returns its answer.
+    """Return the Python function of a command, such as "fit". Calling it returns the answer.
 
-    The function's module is imported only now, because most calls need one command.
+    The function's module is imported only now, so that `kvcalc` starts fast: it needs only the
+    modules of one command.
     """
     module, _, name = ENTRIES[command]["run"].rpartition(".")
     run: Callable[..., Any] = getattr(import_module(f"kvcalc.{module}"), name)

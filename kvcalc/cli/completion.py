@@ -41,6 +41,9 @@ def answer(instruction: str) -> int:
         instruction: `complete_SHELL` prints the words that may follow the typed words, which the
             shell gives in environment variables. `source_SHELL` prints the completion script. SHELL
             is `bash`, `zsh` or `fish`.
+
+    Returns:
+        0. But fish may only ask whether words follow: then 0 means yes and 1 means no.
     """
     action, _, shell = instruction.partition("_")
     if action == "source":
@@ -156,10 +159,13 @@ def _for_zsh(words: list[Word]) -> str:
 
 
 def show(shell: str = "") -> int:
-    """Print the completion script of a shell, and return the exit status.
+    """Print the completion script of a shell, and return the exit status 0.
 
     Args:
         shell: `bash`, `zsh` or `fish`; '' for the shell in the environment variable SHELL.
+
+    Raises:
+        UserError: The shell is unknown or not supported.
     """
     from typer._completion_shared import get_completion_script
 
@@ -169,10 +175,13 @@ def show(shell: str = "") -> int:
 
 
 def install(shell: str = "") -> int:
-    """Install the completion script of a shell, and return the exit status.
+    """Write the completion script of a shell to the user's files, and return the exit status 0.
 
     Args:
         shell: `bash`, `zsh` or `fish`; '' for the shell in the environment variable SHELL.
+
+    Raises:
+        UserError: The shell is unknown or not supported.
     """
     from typer._completion_shared import install as install_script
 

@@ -11,7 +11,7 @@ from kvcalc.question.size_options import Output, Printing
 
 
 def print_answer(answer: Answer, output: Printing) -> int:
-    """Print a command's answer, draw its chart if requested, and return the exit status.
+    """Print a command's answer, draw its chart if requested, and return the answer's exit status.
 
     Args:
         answer: The answer: records, sentence, notes and chart.

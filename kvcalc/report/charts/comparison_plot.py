@@ -145,9 +145,9 @@ def compare_chart(
 ) -> list[Chart]:
     """Return charts that compare the attention variants of one model.
 
-    Bar charts show the stored cache, the cache bytes that a decode step reads, and its seconds. A
-    roofline chart shows the FLOP per byte of attention. The last charts show the cache over
-    contexts.
+    Bytes and FLOPs are of one GPU. Bar charts show the stored cache, the cache bytes that a decode
+    step reads, and its seconds. A roofline chart shows the FLOP per byte of attention. The last
+    charts show the cache over contexts.
 
     Args:
         deployments: Deployments of one model.

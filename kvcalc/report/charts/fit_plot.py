@@ -123,7 +123,8 @@ def allocations_chart(run: "AllocationRun") -> Chart:
 def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
     """Return a heat map of free KV cache bytes for each deployment. A deeper colour is more memory.
 
-    Rows are numbers of users, and columns are contexts. Bytes are of one GPU.
+    Rows are numbers of users, and columns are contexts. Bytes are of one GPU. A combination that
+    does not fit has another colour and the missing bytes.
 
     Args:
         matrices: Records of `fit --matrix` for each deployment.

@@ -269,8 +269,8 @@ def _intensity_notes(records: Records) -> list[str]:
 def compared(deployment: "TimedDeployment", records: Records) -> str:
     """Return the title of `compare`: a sentence on the attention variant with the smallest cache.
 
-    It states the bytes, and how much less they are than with the first variant. A single variant is
-    compared with the model's own attention.
+    It states the bytes of the whole batch on one GPU, and how much less they are than with the
+    first variant. A single variant is compared with the model's own attention.
 
     Args:
         deployment: Deployment of the model.

@@ -75,6 +75,8 @@ def pass_table(
 ) -> Table:
     """Return the table of one forward pass: its operators, their parts, and the total.
 
+    A part is one operation of a fused operator, as if it ran in a kernel of its own.
+
     Args:
         deployment: Deployment of the pass.
         records: Records of the operators, then the total.

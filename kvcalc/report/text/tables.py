@@ -278,6 +278,8 @@ def memory_warning(records: Records) -> str:
 def memory_sentences(records: Records) -> list[str]:
     """Return a warning with needed and available bytes for each batch that does not fit.
 
+    The list is empty if all batches fit.
+
     Args:
         records: Records of batches, with the KV cache bytes that each needs on one GPU.
     """
@@ -473,7 +475,7 @@ def node_notes(records: Records) -> list[str]:
     """Return a note for each deployment on several nodes, with the bandwidth between its nodes.
 
     Args:
-        records: The rows. Equal notes are returned once.
+        records: The rows. Equal notes are returned once; there is none for deployments on one node.
     """
     lines = []
     for r in records:
