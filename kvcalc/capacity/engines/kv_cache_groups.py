@@ -107,7 +107,10 @@ class KVCacheGroup(NamedTuple):
 
     @property
     def spec(self) -> Spec:
-        """Return the first layer's spec. Its kind, limit and block give a sequence's blocks."""
+        """Return the spec of the first layer, which stands for the other layers.
+
+        Its kind, limit and block determine how many blocks of the group a sequence needs.
+        """
         return self.specs[0][1]
 
     def pages(self, stage: int) -> list[int]:

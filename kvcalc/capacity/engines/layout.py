@@ -118,7 +118,7 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer for each distinct set of stored entries, to compute equal layers once."""
+    """Return one layer of each group that stores equal cache entries, to compute it only once."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 

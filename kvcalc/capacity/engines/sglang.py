@@ -104,8 +104,8 @@ def defaults(
 ) -> Defaults:
     """Return the defaults of an SGLang server on a GPU.
 
-    They are the tokens of a prefill chunk, the sequences of the largest CUDA graph, and the share
-    of the memory that the server may use (--mem-fraction-static).
+    They are the tokens of a prefill chunk, the sequences of the largest CUDA graph, the share of
+    the memory that the server may use (--mem-fraction-static), and the draft tokens per pass.
 
     Args:
         gpu: The GPU model.
