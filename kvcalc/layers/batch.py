@@ -107,6 +107,8 @@ _TERM = re.compile(r"(?:([\w.]+)\s*[x×]\s*)?([\w.]+)(?:\s*@\s*([\w.]+))?")
 class Sequences(msgspec.Struct, frozen=True):
     """A group of equal sequences in one forward pass. Fields are ints or broadcastable arrays.
 
+    An array has one value for each of several independent forward passes.
+
     Attributes:
         count: Number of sequences.
         new: New tokens of each sequence, which the pass processes.

@@ -36,6 +36,8 @@ class Span(StrEnum):
 class EvictionRule(StrEnum):
     """Which rows a cache entry keeps if its sequence has more rows than `limit`.
 
+    kvcalc's layouts of engines with a paged cache support only LAST.
+
     Attributes:
         LAST: The last rows, as in a sliding window.
         SINKS: The first few tokens and the last tokens.
@@ -180,7 +182,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
 
         It is one row for each `ratio` tokens that are completed, or all `limit` rows of a state. In
         a window, rows that a later token of the same pass evicts also count, because queries in
-        between still read them.
+        between still read them. In a buffer of a block, only rows that stay after the pass count.
 
         Args:
             new: New tokens of the sequence.

@@ -273,10 +273,11 @@ class Operator(msgspec.Struct, frozen=True):
 def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
     """Return the kernels that an operator needs in an engine without fused kernels.
 
-    Each item is the name of a kernel and its cost in one run. Attention becomes three kernels:
-    scores QKᵀ, softmax, and product with V. Between them they write and read the scores, which
-    fused attention never stores. An FFN's gate and up, one matrix product otherwise, become two
-    kernels that both read the input. The list is empty if the operator would still be one kernel.
+    Roofline records list them below the operator. Each item is the name of a kernel and its cost in
+    one run. Attention becomes three kernels: scores QKᵀ, softmax, and product with V. Between them
+    they write and read the scores, which fused attention never stores. An FFN's gate and up, one
+    matrix product otherwise, become two kernels that both read the input. The list is empty if the
+    operator would still be one kernel.
 
     Args:
         operator: Any operator. Only attention, GEMMs of gate and up, and experts are divided.

@@ -28,8 +28,8 @@ NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
 class Pass:
     """One forward pass on one GPU, with methods that build its operators and count their costs.
 
-    The parts of a layer, such as attention and FFN, call the methods. Each method returns one
-    `Operator` with its FLOPs and bytes.
+    The parts of a layer, such as attention and FFN, call the methods. Most methods return an
+    `Operator` with its FLOPs and bytes in one layer.
 
     Attributes:
         width: Hidden size of the model.
@@ -171,8 +171,7 @@ class Pass:
 
         Args:
             entries: Cache entries that attention reads and writes.
-            visible: Function that gives the number of (query, key) pairs of one sequence from its
-                new and its past tokens.
+            visible: Function (new tokens, past tokens) → (query, key) pairs of one sequence.
             heads: Query heads on this rank.
             key: Elements of a key of one head.
             value: Elements of a value of one head.

@@ -87,8 +87,8 @@ def through_layers(
     """Return the operators of one forward pass through all pipeline stages, with one GPU's costs.
 
     The list has the embedding, all layers and the LM head, so its times add up to the latency of
-    the pass without the transfers between stages. The cost of each operator is that of one GPU of
-    its stage, after division over tensor-parallel and expert-parallel ranks.
+    the pass without the transfers between stages. The field `cost` of an operator is that of one
+    run, such as one layer, on one GPU of its stage. `count` is the number of runs in all stages.
 
     Args:
         model: The model.

@@ -107,7 +107,8 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def norm_count(self) -> int:
         """Return the number of norms in one layer, not counting norms of its parts, such as q_norm.
 
-        It is `norms`, or the number of mixers and FFNs if `norms` is null.
+        It is the field `norms`. If `norms` is null, it is one for each attention, recurrence and
+        FFN in `parts`.
         """
         if self.norms is not None:
             return self.norms

@@ -300,7 +300,8 @@ def has_more_bits(layer: int, layers: int) -> bool:
     """Return whether a file type such as Q4_K_M stores some tensors of a layer with more bits.
 
     It does in the first and last eighth of the layers, and in every third layer between them.
-    Example: `q4_k_m` stores the values and the FFN's down matrix of these layers as `q6_k`.
+    Example: `q4_k_m` stores the value projection and the FFN's down matrix of these layers as
+    `q6_k`, and most other matrices as `q4_k`.
 
     Args:
         layer: Index of the layer, from 0.
