@@ -161,7 +161,8 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def computes(self, dtype: str) -> bool:
         """Return whether the GPU has a matrix unit with a known peak for `dtype` or a wider dtype.
 
-        Without one, only memory-bound passes such as decode steps have a time bound.
+        Without one, `peak` raises an error, and only decode steps have a time bound: the time of
+        their memory traffic.
 
         Args:
             dtype: A dtype, such as `bf16`, or several separated by `/`, of which one suffices.

@@ -141,7 +141,9 @@ ERRORS = {"tpot": "", "ttft": "_ttft", "throughput": "_throughput"}
 
 
 def memory(deployment: TimedDeployment, options: FitOptions) -> Fit:
-    """Return the KV cache budget and layout of a replica; raise an error if there is no budget.
+    """Return the KV cache budget of one GPU of a replica, and the cache's layout on it.
+
+    The GPU is of the pipeline stage that fits the fewest sequences.
 
     Args:
         deployment: Model on one replica of GPUs.

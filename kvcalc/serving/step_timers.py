@@ -143,7 +143,9 @@ class StepTimer:
         """
 
     def prefill(self, chunks: Chunks) -> float:
-        """Return the seconds of a forward pass that contains only prompts.
+        """Return the seconds of a forward pass of the rank that contains only prompts.
+
+        With several pipeline stages, it is the time of the largest micro-batch.
 
         Args:
             chunks: One pair (new tokens, cached tokens before them) for each chunk of a prompt.

@@ -66,9 +66,9 @@ class OperatorTime(NamedTuple):
             data types, otherwise `scaled`.
         entry: The fitted time model that predicts the time, with its errors. None if the time, or a
             part of it, is not from a fitted time model.
-        overhead: Time that the sparse attention of a layer takes in addition to its operators. It
-            is set only on the last operator of the attention, otherwise it is None. `seconds` does
-            not include this time.
+        overhead: Time that sparse attention takes in addition to its operators, in all layers that
+            run this operator. It is set only on the last operator of the attention, otherwise it is
+            None. `seconds` does not include this time.
     """
 
     seconds: Any

@@ -138,8 +138,8 @@ class KernelModel(
 
         Args:
             machine: Datasheet rates and sizes of the GPU.
-            shape: Sizes of the call, as numbers or arrays of equal shape. The docstring of each
-                subclass gives their order, such as m, n and k for GEMMs.
+            shape: Sizes of the call, as numbers or arrays of equal shape, which the result has too.
+                The docstring of each subclass gives their order, such as m, n and k for GEMMs.
         """
         raise NotImplementedError
 
