@@ -89,8 +89,9 @@ class LatencyOptions(Question, frozen=True):
     def chunks(self) -> int:
         """Return the number of full prefill chunks of the prompt, without a shorter last chunk.
 
-        It is `input_len` ÷ `max_num_batched_tokens`, rounded down. It is 1 if that option is 0, so
-        that the prompt is not chunked, and 0 if the prompt is shorter than one chunk.
+        The constructor limits this number, because each chunk is a pass to time. It is `input_len`
+        ÷ `max_num_batched_tokens`, rounded down. It is 1 if that option is 0, so that the prompt is
+        not chunked, and 0 if the prompt is shorter than one chunk.
         """
         return self.input_len // (self.max_num_batched_tokens or self.input_len)
 

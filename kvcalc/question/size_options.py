@@ -54,8 +54,8 @@ class ContextOptions(Question, frozen=True):
     answer lists all contexts with the first batch size first.
 
     Attributes:
-        context: Cached tokens per sequence.
-        batch_size: Number of concurrent sequences.
+        context: Tokens of each sequence in the cache, including the new ones of the pass.
+        batch_size: Number of concurrent sequences of the whole replica.
     """
 
     context: Tokens = 4096

@@ -510,7 +510,8 @@ def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
     current layer: mixers and FFNs. A model type combines readers in this way.
 
     Args:
-        condition: Rule or formula that is true or false.
+        condition: Rule (function of the `Config`) or formula (text with keys of the file) that is
+            true or false for the current layer.
         key: Key of the file that the message names.
         text: The problem.
         hint: What the user can do.
@@ -531,7 +532,8 @@ def pick(condition: Field, then: Reader, otherwise: Reader = nothing) -> Reader:
     current layer: mixers and FFNs. A model type combines readers in this way.
 
     Args:
-        condition: Rule or formula that is true or false for the current layer.
+        condition: Rule (function of the `Config`) or formula (text with keys of the file) that is
+            true or false for the current layer.
         then: Reader if the condition is true.
         otherwise: Reader if the condition is false.
     """
@@ -572,7 +574,8 @@ def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> R
     If the file has a list `mlp_layer_types`, the list decides instead of the condition.
 
     Args:
-        condition: Rule or formula that is true for layers with a mixture of experts.
+        condition: Rule (function of the `Config`) or formula (text with keys of the file) that is
+            true for layers with a mixture of experts.
         then: Reader of the mixture of experts.
         otherwise: Reader of the dense FFN.
     """

@@ -277,8 +277,9 @@ def first_word(c: Config, *keys: str) -> str:
 def has_layer_norms(c: Config) -> bool:
     """Return whether the model's norms are LayerNorms. If not, they are RMSNorms.
 
-    The name of the norm in config.json decides, such as `norm_type: layernorm`. Without it, the
-    name of the epsilon key decides: `layer_norm_eps` means LayerNorm, and `rms_norm_eps` RMSNorm.
+    The name of the norm in config.json decides, such as `norm_type: layernorm`, or a switch such as
+    `use_rms_norm`. Without both, the name of the epsilon key decides: `layer_norm_eps` means
+    LayerNorm, and `rms_norm_eps` RMSNorm. Without all of them the result is False.
     """
     kind = first_word(c, "norm_type", "layer_norm_type", "normalization_type")
     switches = [c.get(key) for key in ("rmsnorm", "use_rmsnorm", "use_rms_norm")]
