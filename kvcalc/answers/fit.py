@@ -66,7 +66,7 @@ def run(
     file: str = "",
     emit: str = "",
 ) -> Answer:
-    """Compute how many users and tokens fit. The exit status is 1 if the request does not fit.
+    """Compute how many users and tokens fit. The exit status is 1 if the request fits nowhere.
 
     Args:
         models: Models, each on every GPU and with every item of the options, or the words of an

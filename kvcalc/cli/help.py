@@ -118,7 +118,8 @@ def _row(name: str, text: str, width: int, indent: int) -> list[str]:
 def spelling(option: Parameter) -> str:
     """Return an option as help writes it: all its names, and a placeholder such as TOKENS.
 
-    Example: "--context TOKENS".
+    Example: "--quantization, -q FORMAT". An option without a value has no placeholder: "--verbose,
+    -v".
     """
     names = ", ".join(option.names)
     return names if option.is_flag else f"{names} {option.placeholder}"

@@ -265,8 +265,8 @@ class FitRow(FitRecord):
     """One row of the table of `fit`: the record of a configuration, and texts for its cells.
 
     `missing_bytes` is the memory of one GPU that the request lacks. `longest` is the maximum tokens
-    of each sequence if the required number of sequences fits. After a key's meaning come the
-    heading and the format of its column.
+    of each sequence at which the required number of sequences fits, or the text `no limit`. After a
+    key's meaning come the heading and the format of its column.
     """
 
     missing_bytes: Annotated[IntOrNull, "null if the request fits", "missing/GPU"]

@@ -471,8 +471,8 @@ ALLOCATION_COLUMNS = columns(
 def allocation_table(run: AllocationRun) -> Table:
     """Return the table of `fit --allocations`: a row per request, columns per cache allocator.
 
-    The allocators are contiguous slots of the maximum length, first-fit pieces of exact size, and
-    pages.
+    Cells show whether the request succeeds, and what is free or wasted afterwards. The allocators
+    are contiguous slots of the maximum length, first-fit pieces of exact size, and pages.
 
     Args:
         run: Result of the requests in all three allocators.
