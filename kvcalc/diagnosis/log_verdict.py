@@ -43,7 +43,7 @@ V0_ITEMS = "memory share weights activations libraries graphs cache"
 
 
 class Adviser(NamedTuple):
-    """Finds changes of a logged engine start's flags with which the required users fit.
+    """Finds command-line flags to change, so that a logged engine start works and all users fit.
 
     Attributes:
         diagnosis: The logged start and its prediction.
@@ -57,9 +57,10 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """Return the logged start as a `ConfigChange` without changes, to which they can be added.
+        """Return the logged start as a `ConfigChange` (deployment and options) without changes.
 
-        Its GPU has the memory of the GPU preset, not the memory that the log states.
+        Changes can be added to it. Its GPU has the memory of the GPU preset, not the memory that
+        the log states.
         """
         diagnosis = self.diagnosis
         return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
