@@ -201,7 +201,7 @@ class GenerationRun:
         return logits[:, -1].argmax(-1)
 
     def step(self) -> None:
-        """Run the forward pass for one more token of each sequence, and store its time in `seconds`."""
+        """Run the pass for one more token of each sequence, and append its time to `seconds`."""
         step = len(self.seconds)
         length = self.request.prompt_len + step
         past = length - 1 if self.cache is not None and step else 0
