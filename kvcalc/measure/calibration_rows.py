@@ -83,10 +83,7 @@ def _row(case: Case, record: Record) -> Record:
     elif not isinstance(spec, Sparse):
         op, columns = f"mla_{case.phase}", {"attn_dtype": dtype}
     elif is_decode:  # the format has only the whole module
-        op, columns = (
-            "dsa_decode_module",
-            {"gemm_dtype": dtype, "model": case.model.name},
-        )
+        op, columns = "dsa_decode_module", {"gemm_dtype": dtype, "model": case.model.name}
         prefix = ""
     else:
         return {}
@@ -144,14 +141,10 @@ FAMILIES = {
         rows=48,
     ),
     "decode_attention": RowFamily(
-        (*ATTENTION_COLUMNS, "kv_len", "window"),
-        _attention_shapes(DECODE_BATCHES),
-        rows=50,
+        (*ATTENTION_COLUMNS, "kv_len", "window"), _attention_shapes(DECODE_BATCHES), rows=50
     ),
     "prefill_attention": RowFamily(
-        (*ATTENTION_COLUMNS, "seq_len", "window"),
-        _attention_shapes(PREFILL_BATCHES),
-        rows=40,
+        (*ATTENTION_COLUMNS, "seq_len", "window"), _attention_shapes(PREFILL_BATCHES), rows=40
     ),
 }
 MAX_BOUND_S = 0.02  # seconds of a shape under the roofline

@@ -15,12 +15,7 @@ from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.ceilings import Machine
 from kvcalc.measure.layers import build_mixer
-from kvcalc.measure.layers.base_layer import (
-    DTYPES,
-    LayerCache,
-    Mixer,
-    model_caches,
-)
+from kvcalc.measure.layers.base_layer import DTYPES, LayerCache, Mixer, model_caches
 from kvcalc.model.model import Layer, Model
 from kvcalc.planning.variants import variant
 

@@ -296,10 +296,7 @@ def time_once(step: Step, machine: Machine) -> float:
 
 def _device_seconds(step: Step) -> float:
     """Return the seconds between CUDA events before and after `step`."""
-    start, end = (
-        torch.cuda.Event(enable_timing=True),
-        torch.cuda.Event(enable_timing=True),
-    )
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     step()
     end.record()
@@ -348,10 +345,7 @@ class Ceilings(NamedTuple):
 
 
 def measure_ceilings(
-    machine: Machine,
-    dtypes: Sequence[str],
-    progress: Callable[[str], None],
-    seconds: float,
+    machine: Machine, dtypes: Sequence[str], progress: Callable[[str], None], seconds: float
 ) -> Ceilings:
     """Measure the machine's memory bandwidth, matrix FLOP/s and launch time, and return them.
 

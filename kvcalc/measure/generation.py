@@ -256,11 +256,7 @@ class GenerationRun:
 
 
 def run_generation(
-    request: GenerationRequest,
-    machine: Machine,
-    gpu: Gpu,
-    progress: Progress,
-    done: int = 0,
+    request: GenerationRequest, machine: Machine, gpu: Gpu, progress: Progress, done: int = 0
 ) -> Iterator[Record]:
     """Run and time a generation in three modes, and yield one record of results for each mode.
 

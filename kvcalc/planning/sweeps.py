@@ -23,14 +23,8 @@ from kvcalc.model.precision import Precision, formats_of
 from kvcalc.planning.variants import Variant
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.records import Record
-from kvcalc.serving.request_latency import (
-    drafting,
-    latency_records,
-    request_memory,
-)
-from kvcalc.serving.speculation import (
-    step_times,
-)
+from kvcalc.serving.request_latency import drafting, latency_records, request_memory
+from kvcalc.serving.speculation import step_times
 from kvcalc.serving.validation import remarks, validate
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 from kvcalc.timing.rows import read_rows

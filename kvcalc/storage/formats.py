@@ -84,6 +84,22 @@ _FORMAT_TABLE = """
 """
 
 
+def table_rows(table: str) -> list[list[str]]:
+    """Return the words of each line of a text."""
+    return [line.split() for line in table.strip().splitlines()]
+
+
+def first_words(table: str) -> dict[str, str]:
+    """Return the first word of a line for each of the other words of the line.
+
+    Example: the line `fp16 half f16` gives {"half": "fp16", "f16": "fp16"}.
+
+    Args:
+        table: Lines of words. A word may be on several lines only as the first word.
+    """
+    return {word: first for first, *words in table_rows(table) for word in words}
+
+
 def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
     """Parse a text table of storage formats, and return the formats by name.
 
@@ -92,77 +108,49 @@ def read_table(table: str, spec: type[Format]) -> dict[str, Format]:
             the values of one format.
         spec: Class of the formats, such as `RowFormat`.
     """
-    header, *rows = map(str.split, table.strip().splitlines())
+    header, *rows = table_rows(table)
     fields = [dict(zip(header, row, strict=False)) for row in rows]
     return {row["name"]: msgspec.convert(row, spec, strict=False) for row in fields}
 
 
 FORMATS = read_table(_FORMAT_TABLE, RowFormat)
 
-_SPELLINGS = {
-    "float64": "fp64",
-    "double": "fp64",
-    "f64": "fp64",
-    "float32": "fp32",
-    "float": "fp32",
-    "f32": "fp32",
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "half": "fp16",
-    "f16": "fp16",
-    "fp8_e4m3": "fp8",
-    "fp8_e5m2": "fp8",
-    "float8_e4m3fn": "fp8",
-    "float8_e5m2": "fp8",
-    "fp8_inc": "fp8",
-    "fp4_e2m1": "nvfp4",
-    "torch.bfloat16": "bf16",
-    "torch.float16": "fp16",
-    "torch.float32": "fp32",
-}
+# A name, and other spellings of it.
+_SPELLINGS = first_words("""
+    fp64   float64 double f64
+    fp32   float32 float f32 torch.float32
+    bf16   bfloat16 torch.bfloat16
+    fp16   float16 half f16 torch.float16
+    fp8    fp8_e4m3 fp8_e5m2 float8_e4m3fn float8_e5m2 fp8_inc
+    nvfp4  fp4_e2m1
+""")
 
 # Cache layouts (vLLM's strings), each with a format for every role of the cache. The index
 # key is one fp8 row with one fp32 scale per 128 elements whenever the cache is quantised to 8 bits:
 # 132 bytes at 128 wide.
-_KV, _SCALED_INDEX = (
-    ("k", "v", "latent", "rope_key", "index_key"),
-    {"index_key": "fp8_block128"},
-)
-_LAYOUTS: dict[str, dict[str, str]] = {
-    "fp8": _SCALED_INDEX,
-    "int8": _SCALED_INDEX,
-    "fp8_ds_mla": {
-        "k": "fp8",
-        "v": "fp8",
-        "latent": "fp8_block128",
-        "rope_key": "bf16",
-        "index_key": "fp8_block128",
-    },
-    "nvfp4_ds_mla": {
-        "k": "nvfp4",
-        "v": "nvfp4",
-        "latent": "nvfp4",
-        "rope_key": "fp8",
-        "index_key": "fp8_block128",
-    },
+# In `turboquant` layouts, which store only keys and values, two things do not count: vLLM's padding
+# of a slot to an even size, and layers that it leaves unquantised.
+_ROLES = ("k", "v", "latent", "rope_key", "index_key")
+_LAYOUT_TABLE = """
+    fp8                 fp8              fp8                fp8           fp8   fp8_block128
+    int8                int8             int8               int8          int8  fp8_block128
+    fp8_ds_mla          fp8              fp8                fp8_block128  bf16  fp8_block128
+    nvfp4_ds_mla        nvfp4            nvfp4              nvfp4         fp8   fp8_block128
+    turboquant_k8v4     fp8              turboquant_value4
+    turboquant_4bit_nc  turboquant_key4  turboquant_value4
+    turboquant_k3v4_nc  turboquant_key3  turboquant_value4
+    turboquant_3bit_nc  turboquant_key3  turboquant_value3
+"""
+_LAYOUTS = {
+    name: dict(zip(_ROLES, formats, strict=False))
+    for name, *formats in table_rows(_LAYOUT_TABLE)
 }
 LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
-# Only keys and values. Not counted: vLLM's padding of a slot to an even size, and layers that it
-# leaves unquantised.
-_TURBOQUANT = {
-    "turboquant_k8v4": {"k": "fp8", "v": "turboquant_value4"},
-    "turboquant_4bit_nc": {"k": "turboquant_key4", "v": "turboquant_value4"},
-    "turboquant_k3v4_nc": {"k": "turboquant_key3", "v": "turboquant_value4"},
-    "turboquant_3bit_nc": {"k": "turboquant_key3", "v": "turboquant_value3"},
-}
-KEYS_AND_VALUES_ONLY = tuple(_TURBOQUANT)
+KEYS_AND_VALUES_ONLY = tuple(n for n, layout in _LAYOUTS.items() if "latent" not in layout)
 _ROLE_FORMATS = (
     "fp8_block128",
-    "turboquant_key4",
-    "turboquant_key3",
-    "turboquant_value4",
-    "turboquant_value3",
-)
+    "turboquant_",
+)  # beginnings of formats that are no cache dtypes
 COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 
@@ -182,7 +170,7 @@ def canonical(name: str) -> str:
 def cache_dtypes() -> tuple[str, ...]:
     """Return all names that `--kv-cache-dtype` accepts, except `auto`."""
     return (
-        *(n for n in FORMATS if n not in _ROLE_FORMATS),
+        *(n for n in FORMATS if not n.startswith(_ROLE_FORMATS)),
         *LATENT_ONLY,
         *KEYS_AND_VALUES_ONLY,
     )
@@ -209,7 +197,5 @@ def cache_layout(name: str) -> dict[str, RowFormat]:
             nearest(plain, [*cache_dtypes(), "auto"])
             or "Common: auto, bf16, fp8, int8, nvfp4, q8_0",
         )
-    if plain in _TURBOQUANT:
-        return {role: FORMATS[format_] for role, format_ in _TURBOQUANT[plain].items()}
-    role_formats = _LAYOUTS.get(plain, {})
-    return {role: FORMATS[role_formats.get(role, plain)] for role in _KV}
+    layout = _LAYOUTS.get(plain) or dict.fromkeys(_ROLES, plain)
+    return {role: FORMATS[format_] for role, format_ in layout.items()}

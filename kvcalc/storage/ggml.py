@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from kvcalc.storage.formats import first_words, table_rows
+
 # Number in a file's header, name, elements of a block along a row, bytes of a block.
 _TYPE_TABLE = """
     0   f32          1    4
@@ -82,8 +84,8 @@ _FILE_TYPE_TABLE = """
     37  tq2_0      tq2_0
     38  mxfp4_moe  mxfp4_ggml
 """
-_TYPE_ROWS = [line.split() for line in _TYPE_TABLE.strip().splitlines()]
-_FILE_TYPE_ROWS = [line.split() for line in _FILE_TYPE_TABLE.strip().splitlines()]
+_TYPE_ROWS = table_rows(_TYPE_TABLE)
+_FILE_TYPE_ROWS = table_rows(_FILE_TYPE_TABLE)
 
 BLOCKS = {row[1]: (int(row[2]), int(row[3])) for row in _TYPE_ROWS}
 TYPES = {int(row[0]): row[1] for row in _TYPE_ROWS}
@@ -143,44 +145,31 @@ def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
 _ONE_BIT = ("iq1_s", "iq1_m")
 _TWO_BITS = ("iq2_s", "iq2_m")
 _LOWEST = (*_ONE_BIT, "iq2_xxs", "iq2_xs", *_TWO_BITS)
-# Type → its replacement if a row is not a whole number of its blocks.
-_FALLBACKS = {
-    **dict.fromkeys(
-        ["iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq4_xs"],
-        "iq4_nl",
-    ),
-    **dict.fromkeys(["q2_k", "q3_k", "tq1_0", "tq2_0"], "q4_0"),
-    "q4_k": "q5_0",
-    "q5_k": "q5_1",
-    "q6_k": "q8_0",
-}
-# Type of the values if at least four query heads share them.
-_SHARED_VALUES = {
-    **dict.fromkeys(["q2_k", "q2_k_s", "iq3_xxs", "iq3_xs", "iq3_s"], "q4_k"),
-    **dict.fromkeys(("iq4_nl", "iq4_xs"), "q5_k"),
-}
+# The replacement of the types behind it, if a row is not a whole number of their blocks.
+_FALLBACKS = first_words("""
+    iq4_nl  iq1_s iq1_m iq2_xxs iq2_xs iq2_s iq3_xxs iq3_s iq4_xs
+    q4_0    q2_k q3_k tq1_0 tq2_0
+    q5_0    q4_k
+    q5_1    q5_k
+    q8_0    q6_k
+""")
+# Type of the values if at least four query heads share them, and its file types.
+_SHARED_VALUES = first_words("""
+    q4_k  q2_k q2_k_s iq3_xxs iq3_xs iq3_s
+    q5_k  iq4_nl iq4_xs
+""")
 _QUERIES = {"iq3_xs": "iq3_xxs", "iq3_xxs": "iq2_s"}
-_OUTPUTS = {
-    "q2_k": "q3_k",
-    "iq3_xxs": "iq3_s",
-    "q3_k_m": "q4_k",
-    "q3_k_l": "q5_k",
-    "iq3_m": "q4_k",
-}
-# File types whose attention output has q5_k in models with eight experts.
-_EIGHT_EXPERTS_OUTPUTS = [
-    "q2_k",
-    "iq3_xs",
-    "iq3_xxs",
-    "q3_k_s",
-    "q3_k_m",
-    "iq4_nl",
-    "q4_k_s",
-    "q4_k_m",
-    "iq3_s",
-    "iq3_m",
-    "iq4_xs",
-]
+# Type of the attention output, and its file types.
+_OUTPUTS = first_words("""
+    q3_k   q2_k
+    iq3_s  iq3_xxs
+    q4_k   q3_k_m iq3_m
+    q5_k   q3_k_l
+""")
+# The same for models with eight experts.
+_EIGHT_EXPERTS_OUTPUTS = first_words("""
+    q5_k  q2_k iq3_xs iq3_xxs q3_k_s q3_k_m iq4_nl q4_k_s q4_k_m iq3_s iq3_m iq4_xs
+""")
 
 
 class Use(StrEnum):
@@ -448,5 +437,5 @@ class _Mixture(NamedTuple):
         if self.facts.falcon:
             return "q4_k" if self.mix == "q3_k_l" else None
         if self.has_eight_experts:
-            return "q5_k" if self.mix in _EIGHT_EXPERTS_OUTPUTS else None
+            return _EIGHT_EXPERTS_OUTPUTS.get(self.mix)
         return _OUTPUTS.get(self.mix)

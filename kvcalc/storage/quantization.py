@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.storage.formats import canonical, read_table
+from kvcalc.storage.formats import canonical, first_words, read_table
 from kvcalc.storage.ggml import BLOCKS, MIXES
 
 
@@ -136,20 +136,21 @@ _BLOCK_FORMATS = {
     for name, (rows, block_bytes) in BLOCKS.items()
     if name not in WEIGHT_FORMATS
 }
-_SPELLINGS = {
-    "bitsandbytes": "nf4",
-    "modelopt_fp4": "nvfp4",
-    "modelopt": "fp8",
-    "fp8_block": "fp8_block128",
-    "bnb-nf4": "nf4_double",
-    "bnb-fp4": "fp4_double",
-    "w8a8": "int8",
-    "w4a16": "int4",
-    "none": "bf16",
-    "gptq_marlin": "gptq",
-    "awq_marlin": "awq",
-    "eetq": "int8_weight_only",
-}
+# A format, and other names for it.
+_SPELLINGS = first_words("""
+    nf4               bitsandbytes
+    nf4_double        bnb-nf4
+    fp4_double        bnb-fp4
+    nvfp4             modelopt_fp4
+    fp8               modelopt
+    fp8_block128      fp8_block
+    int8              w8a8
+    int4              w4a16
+    bf16              none
+    gptq              gptq_marlin
+    awq               awq_marlin
+    int8_weight_only  eetq
+""")
 
 
 def _integers(
@@ -188,8 +189,7 @@ def family(name: str) -> str:
 
 def _measured(name: str, block_bytes: str, elements: str) -> WeightFormat:
     computes = next(
-        (f.computes for block, f in _BLOCK_FORMATS.items() if name.startswith(block)),
-        "",
+        (f.computes for block, f in _BLOCK_FORMATS.items() if name.startswith(block)), ""
     )
     return WeightFormat(name, 0, measured=(int(block_bytes), int(elements)), computes=computes)
 
@@ -405,13 +405,10 @@ LOSSES = {
     ("cache", "int4"): Loss("'slight loss'", "", (Score(34.79, 35.64, *_CHAT_7B),)),
 }
 UNKNOWN_LOSS = "no published measurement of its quality is noted here"
-_SAME_LOSS = {
-    "awq": "int4",
-    "gptq": "int4",
-    "int4_group32": "int4",
-    "fp8_block128": "fp8",
-    "fp8_per_channel": "fp8",
-}
+_SAME_LOSS = first_words("""
+    int4  awq gptq int4_group32
+    fp8   fp8_block128 fp8_per_channel
+""")
 _CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
 
 

@@ -472,11 +472,7 @@ def _accept_or_refuse(
     if usual_p90 > MAX_ERROR and not reason:
         reason = f"a tenth of its usual rows are missed by {usual_p90:.0%} or more"
     median, p90 = median_and_p90(held_out, measured)
-    accuracy: Settings = {
-        "rows": len(rows),
-        "median_abs_error": median,
-        "p90_abs_error": p90,
-    }
+    accuracy: Settings = {"rows": len(rows), "median_abs_error": median, "p90_abs_error": p90}
     if reason:
         return result._replace(why=reason, refused=RefusedFit(why=reason, **accuracy))
     fitted_median, fitted_p90 = median_and_p90(fitted, measured)

@@ -170,11 +170,7 @@ BLOCK = 1024  # minimum queries per block under a window
 
 
 def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    window: int = 0,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, window: int = 0, scale: float | None = None
 ) -> Tensor:
     """Return the output of causal attention for the last n of S tokens, [B, H, n, e].
 
@@ -271,7 +267,7 @@ class GroupedLayer(Mixer):
             them cannot be measured.
     """
 
-    refused: tuple[str, ...] = (
+    refused = (
         "attention_chunk_size",
         "cache_budget",
         "sink_tokens",

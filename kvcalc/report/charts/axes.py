@@ -17,14 +17,7 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.labels import NAME_LETTERS, text_box, wrapped
-from kvcalc.report.charts.series_styles import (
-    DOTTED,
-    HATCHES,
-    Style,
-    colour,
-    dashes,
-    marker,
-)
+from kvcalc.report.charts.series_styles import DOTTED, HATCHES, Style, colour, dashes, marker
 from kvcalc.units import shown_in
 
 CROWD_POINTS = 60  # points of a series above which they are small

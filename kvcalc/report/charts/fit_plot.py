@@ -5,14 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcalc.records import Record, Records
-from kvcalc.report.charts.chart import (
-    Axis,
-    Chart,
-    Series,
-    bar_chart,
-    bytes_tick,
-    whole_tick,
-)
+from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, bytes_tick, whole_tick
 from kvcalc.report.row_names import shared_words, sides
 from kvcalc.report.text.fit_text import NAMES, context_name, placement_words
 from kvcalc.report.text.tables import digits, plural

@@ -14,7 +14,7 @@ PALETTE = (
     "#B8A000",
 )
 GREY = PALETTE.index("#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<")
+MARKERS = "os^DvPX<"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 DASHES: tuple[Any, ...] = (
     "-",
@@ -53,14 +53,7 @@ class Style(NamedTuple):
     letters: int = 28
 
 
-LIGHT = Style(
-    (8.0, 4.8),
-    10,
-    "#1a1a1a",
-    "#ffffff",
-    PALETTE[0],
-    160,
-)
+LIGHT = Style((8.0, 4.8), 10, "#1a1a1a", "#ffffff", PALETTE[0], 160)
 STYLES = {
     "light": LIGHT,
     "dark": LIGHT._replace(ink="#e8e8e8", paper="#15181d", blue="#2b8cd6"),

@@ -28,9 +28,7 @@ CACHE_AXIS = Axis("KV cache", bytes_tick)
 
 
 def cache_vs_context(
-    curves: "Sequence[CacheCurve]",
-    batch_sizes: Sequence[int],
-    gpus: Sequence[Gpu] = (),
+    curves: "Sequence[CacheCurve]", batch_sizes: Sequence[int], gpus: Sequence[Gpu] = ()
 ) -> Chart:
     """Return a chart of the stored KV cache in bytes per GPU over contexts.
 
