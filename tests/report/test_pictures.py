@@ -174,6 +174,14 @@ def test_a_label_is_not_read_as_that_of_another_point() -> None:
     assert len(labels) == 4 and joined
 
 
+def test_the_label_of_a_lone_point_is_four_fifths_of_its_height_right_of_it() -> None:
+    drawn = figure([Chart("x", "", Axis("x"), Axis("y"), (Series("", [1], [1], "points", labels=(LONG,)),))], STYLES["light"])
+    drawn.draw_without_rendering()
+    (text,) = (t for t in drawn.axes[0].texts if getattr(t, "arrow_patch", None))
+    gap = text_box(text, drawn.canvas.get_renderer()).x0 - anchor(text)[0]
+    assert gap == pytest.approx(0.8 * text.get_fontsize() * drawn.dpi / 72, abs=0.1)
+
+
 def outside(box: Any, at: tuple[float, float]) -> float:
     """Return the pixels from a box to a place."""
     return math.hypot(max(box.x0 - at[0], at[0] - box.x1, 0), max(box.y0 - at[1], at[1] - box.y1, 0))

@@ -207,5 +207,5 @@ def test_the_timeline_is_thinned_and_the_sums_are_not(monkeypatch: pytest.Monkey
 
 
 def test_requests_that_make_no_sense() -> None:
-    with pytest.raises(UserError, match="4 tokens of a pass are fewer than 8 sequences"):
+    with pytest.raises(UserError, match=r"4 tokens of a pass are fewer than 8 sequences\."):
         served(asked((0, 1, 1)), max_num_seqs=8, max_num_batched_tokens=4)
