@@ -284,6 +284,14 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
         assert f"the cache stores {cells} tokens" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
+def test_a_started_llama_cpp_serves_no_more_users_than_it_has_slots(diagnosed: Any) -> None:
+    """Four slots of 8,192 tokens, whatever memory is still free; one slot of 32,768 tokens for one user."""
+    text = logs.LLAMA_CPP
+    assert [diagnosed(text, "--context", n)[-1]["max_num_seqs"] for n in ("4k", "8k", "32k")] == [4, 4, 0]
+    one = text.replace("n_seq_max     = 4", "n_seq_max     = 1").replace("8192 cells", "32768 cells").replace("4/4", "1/1")
+    assert diagnosed(one)[-1]["max_num_seqs"] == diagnosed(one, "--context", "8k")[-1]["max_num_seqs"] == 1
+
+
 def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
     (*_, last) = diagnosed(logs.V1_0_28.replace("GPU KV cache size: 75,824", "GPU KV cache size: -75,824"))
     assert (last["tokens"], diagnosed(logs.V1_0_28)[-1]["tokens"]) == (None, 75_824)

@@ -389,6 +389,11 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         options, from_log=diagnosis.corrections, users=adviser.users, max_model_len=tokens
     )
     logged = fit(diagnosis.deployment, corrected)
+    per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
+    sequences = [logged.sequences, per_rank * predicted.ranks.dp]
+    if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
+        slots = options.max_num_seqs or 1 if tokens <= predicted.length else 0
+        sequences = [min(slots, number, boot.counts["cells"] // tokens) for number in sequences]
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
     fits = logged.fits and is_running
@@ -406,8 +411,6 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
     cells_text = f", the cache stores {cells:,} tokens" if cells else ""
-    per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
-    count = f"{logged.sequences:,} logged, {per_rank * predicted.ranks.dp:,} predicted"
     written = command_of(diagnosis.deployment, options, diagnosis.command.model_words)
     return DiagnosisSummary(
         boot=boot,
@@ -415,10 +418,13 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         gpu=logged.gpu.name,
         gpus=logged.ranks.gpus,
         items=diagnosis.items,
-        outcome=_outcome(diagnosis, logged, tokens),
-        capacity=f"users of {tokens:,} tokens: {count}{cells_text}",
+        outcome=_outcome(diagnosis, logged, tokens, sequences[0]),
+        capacity=(
+            f"users of {tokens:,} tokens: {sequences[0]:,} logged, {sequences[1]:,} predicted"
+            f"{cells_text}"
+        ),
         fits=fits,
-        max_num_seqs=logged.sequences,
+        max_num_seqs=sequences[0],
         command=written.line if written else None,
         remedy=remedy,
         changes=changes,
@@ -426,7 +432,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     )
 
 
-def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
+def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> str:
     """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
     missing memory."""
     boot, cache = diagnosis.boot, diagnosis.logged("cache")
@@ -448,6 +454,5 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int) -> str:
         return f"Failed: {FAILURES[boot.failure]}{missing}."
     if cache is None:
         return "The engine started, the log has no size of the KV cache."
-    count = logged.sequences
-    users = f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens"
+    users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
     return f"The engine started: {format_bytes(cache)} of KV cache fit {users}."
