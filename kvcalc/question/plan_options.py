@@ -155,17 +155,18 @@ GpuCounts = Annotated[Sizes, gpu_count]
 class SpaceOptions(Question, frozen=True):
     """The deployments that `plan` tries: every combination of the items of the tuples.
 
-    () means every possible size.
+    () means every possible size. `price_per_hour` is not combined: it gives each GPU its price.
 
     Attributes:
         gpu: GPU presets or files; `all` for every preset.
         max_gpus: Maximum number of GPUs of all replicas together.
         tp, pp, ep: GPUs of a replica for tensor, pipeline and expert parallelism.
         dp: Data-parallel groups of a replica.
-        nodes: Number of nodes; 0 for as few as the interconnect allows.
+        nodes: Number of nodes of a replica; 0 for as few as the interconnect allows.
         inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`; '' for the
             preset's.
-        dtype, kv_cache_dtype, quantization: Data types of weights and cache, and weight formats.
+        dtype, kv_cache_dtype: Data types of weights and of the cache.
+        quantization: Weight formats; '' is the checkpoint's own.
         engine: `vllm`, `sglang`, `trtllm`, `llama.cpp` or `none` (without an engine's rules).
         engine_version: Version of the engine; '' for the latest.
         bounds: Whether times are datasheet bounds (at the GPU's peak rates) instead of predictions.
@@ -177,7 +178,8 @@ class SpaceOptions(Question, frozen=True):
         gpu_memory_utilization: Share of GPU memory for the engine; 0 for the engine's default.
         max_num_batched_tokens: Tokens of one forward pass; 0 for the engine's default.
         enforce_eager: Whether the engine runs without CUDA graphs and compilation.
-        draft: Drafts for speculative decoding: a model, `layers=N` or `mtp`; () for none.
+        draft: Drafts for speculative decoding: a model, `layers=N` (the model's own first N layers)
+            or `mtp` (its prediction layers); () for none.
         num_speculative_tokens: Draft tokens per sequence and decode step; required with a draft.
         acceptance_rate: Shares of draft tokens that are accepted, from 0 to 1; () for 0.8.
         disaggregate: Whether to try prefill on separate replicas too.

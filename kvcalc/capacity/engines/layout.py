@@ -138,9 +138,9 @@ def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCa
 
 
 def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
-    """Return the cache entries of each sublayer of a layer, sorted by the kind of page.
+    """Return a `Pages` for each sublayer of a layer: its cache entries, separated by kind.
 
-    A layer that stores nothing has an empty list.
+    The kinds are rows of tokens, index keys and states. A layer that stores nothing gives [].
 
     Args:
         engine: Name of the engine, for the message.

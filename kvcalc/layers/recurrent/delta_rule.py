@@ -35,7 +35,8 @@ class RecurrentMixer(Sublayer, frozen=True):
             last kernel − 1 inputs of heads · width channels, in the dtype of the model. `state:
             heads × rows × width` is a matrix per head, in the dtype of the field `state_dtype`. If
             this field is null, the model fixes no dtype, and fp32 is assumed. Sizes are formulas in
-            the letters of `LETTERS`.
+            the letters of the subclass's LETTERS: for `H=heads d=head_dim`, `state: H × d × d` is
+            a d × d matrix for each head.
     """
 
     LABEL: ClassVar[str] = ""

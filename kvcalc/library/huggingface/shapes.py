@@ -362,7 +362,7 @@ def latent(
 
 
 def mixer(spec: type[Any], **fields: Field) -> Reader:
-    """Return a reader that builds one part of a class.
+    """Return a reader that builds one mixer or FFN, an object of the class `spec`.
 
     A reader is a function that takes a `Config` (a read config.json) and returns parts of its
     current layer: mixers and FFNs. The table of model types names a reader for each type. A `Field`

@@ -75,14 +75,15 @@ def pass_table(
 ) -> Table:
     """Return the table of one forward pass: its operators, their parts, and the total.
 
-    A part is one operation of a fused operator, as if it ran in a kernel of its own.
+    A part is one operation of a fused operator, as if it ran in a kernel of its own. The record of
+    a fused operator contains its parts. A footnote names the smallest compute-bound batch sizes.
 
     Args:
         deployment: Deployment of the pass.
         records: Records of the operators, then the total.
         smallest_batches: Batch size from which FFN or attention is compute-bound in a decode step,
             by name (`FFN`, `attention`); the batch size is None if there is none. If the argument
-            is None, they are computed here.
+            is None, they are computed here. Callers with several tables compute them once.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
     rows: list[Record] = []

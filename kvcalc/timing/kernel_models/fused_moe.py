@@ -432,9 +432,10 @@ def moe_kind(dtype: str, kernel: str) -> str:
 
 
 def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
-    """Return the time model to fit to measured MoE experts, with its fields that are not fitted.
+    """Return the time model to fit to measured MoE experts, with the values of its other fields.
 
-    The result is ((class, fields),), or () if the weight format is unknown.
+    The result is ((class, {field: value}),), or () if the weight format is unknown. The fields keep
+    these values in the fit, such as bytes per weight and tile sizes.
 
     Args:
         kind: Kind of data from `moe_kind`, such as `fp8_block/triton`.
