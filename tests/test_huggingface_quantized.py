@@ -282,6 +282,8 @@ def test_groups_with_targets_of_their_own() -> None:
     model = read({"quant_method": "compressed-tensors", "config_groups": {"a": eight, "b": four}, "ignore": ["lm_head"]})
     layer = elements(ATTENTION) + 4 * 2 + elements(NETWORK) // 2 + groups(NETWORK, 16) + 3 * 4
     assert weight_bytes(model) == LAYERS * layer + AROUND
+    alone = read({"quant_method": "compressed-tensors", "config_groups": {"a": eight}, "ignore": ["lm_head"]})
+    assert weight_bytes(alone) == LAYERS * (elements(ATTENTION) + 4 * 2 + 2 * elements(NETWORK)) + AROUND
 
 
 def test_modelopt_module_by_module() -> None:

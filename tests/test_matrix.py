@@ -16,6 +16,8 @@ def test_each_cell_is_fit(kvcalc: Run) -> None:
         (one,) = kvcalc(line, "--users", str(cell["users"]), "--max-model-len", str(cell["context"])).records
         assert {k: cell[k] for k in one} == one
         assert cell["fits"] == (cell["headroom_bytes"] >= 0)
+    cells = kvcalc(line, "--matrix", "--max-num-seqs", "1", "--set", "max_context=null").records
+    assert [c["context"] for c in cells] == [4096 << n for n in range(6)]  # up to 131,072
 
 
 def test_what_is_left(kvcalc: Run) -> None:

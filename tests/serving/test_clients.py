@@ -109,11 +109,11 @@ def test_think_time_keeps_littles_law() -> None:
 
 
 def test_an_interrupted_search_keeps_the_highest_rate_that_did(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes in the run after the first two that meet their goals, before any of its requests is done."""
+    """Ctrl-C comes in the run after the first five, before any of its requests is done."""
     run, rates = Server.run, list[float]()
 
     def stopped(server: Server, requests: Requests, load: Workload, *more: Any) -> SimulationResult:
-        if len(rates) == 2:
+        if len(rates) == 5:
             raise KeyboardInterrupt
         rates.append(load.rate)
         return run(server, requests, load, *more)
@@ -121,7 +121,9 @@ def test_an_interrupted_search_keeps_the_highest_rate_that_did(monkeypatch: pyte
     monkeypatch.setattr(Server, "run", stopped)
     load, settings = Workload(num_prompts=20, input_len="100", output_len="5"), ServerSettings(slo_ttft=10.0)
     sweep = Sweep(LLAMA, load, settings)
-    assert (sweep.sustained.record["found_rate"], sweep.is_complete, len(sweep.tried)) == (rates[1], False, 2)
+    assert (sweep.sustained.record["found_rate"], sweep.is_complete, len(sweep.tried)) == (rates[4], False, 5)
+    shares = [rate / sweep.server.saturation_rate for rate in rates]
+    assert shares == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.95], rel=0.005)
     monkeypatch.setattr(Server, "run", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         Sweep(LLAMA, load, settings)
