@@ -20,7 +20,7 @@ HEAD = "op,gpu,framework,version,dtype,m,n,k,time_us\n"
 
 def validated(path: Path) -> int:
     """Return the number of rows of the file that have a prediction."""
-    return sum(record["predicted_rows"] for record in error_records(validate([read_rows(path)])))
+    return sum(record["predicted_rows"] for record in error_records(validate([read_rows(path)]), ["op"]))
 
 
 def read(path: Path) -> float:

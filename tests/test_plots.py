@@ -18,7 +18,7 @@ from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, m
 from kvcalc.report.charts import size_plot
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.comparison_plot import predicted_against_measured
-from kvcalc.report.charts.drawing import figure, render, save
+from kvcalc.report.charts.drawing import figure, rendered, save
 from kvcalc.report.charts.roofline_plot import roofline_chart
 from kvcalc.report.charts.series_styles import STYLES
 from kvcalc.report.charts.terminal import sketch
@@ -71,13 +71,14 @@ def test_size_draws_each_batch_up_to_the_context(kvcalc: Run) -> None:
 def test_same_input_same_bytes(suffix: str) -> None:
     series = Series("a", (1.0, 10.0), (2.0, 30.0)), Series("b", (3.0,), (4.0,), "points", labels=("here",))
     chart = Chart("t", "s", Axis("x", tick=si_tick()), Axis("y", tick=si_tick()), series)
-    assert render([chart], suffix) == render([chart], suffix)
+    first, second = (rendered([[chart]], suffix, STYLES["light"]) for _ in range(2))
+    assert first == second
 
 
 def test_names_are_never_mathematics() -> None:
     series = Series("a_b^c $x$ \\frac <&>", (1.0, 2.0), (3.0, 4.0))
     chart = Chart("$\\alpha$ 100%", "50% & <b>", Axis("x $", tick=si_tick()), Axis("y", tick=si_tick()), (series,))
-    shown = texts(render([chart], "svg"))
+    shown = texts(rendered([[chart]], "svg", STYLES["light"])[0])
     for text in ("a_b^c $x$ \\frac <&>", "$\\alpha$ 100%", "50% & <b>"):
         assert text in shown
 

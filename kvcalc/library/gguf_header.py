@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError, printable
 from kvcalc.library.safetensors_header import ReadBytes
 from kvcalc.records import JsonObject
+from kvcalc.storage.formats import first_words
 from kvcalc.storage.ggml import BLOCKS, TYPES, tensor_bytes
 
 MAX_HEADER, MAX_ENTRIES, MAX_TENSORS, MAX_SPLITS = 64 << 20, 100_000, 200_000, 1000
@@ -144,11 +145,8 @@ class _Reader:
         for _ in range(entries):
             key = self.text(MAX_KEY, "key")
             metadata[key] = self.value(self.number("<I"), key)
-        results: dict[str, TensorInfo] = {}
-        for _ in range(tensors):
-            info = self.tensor()
-            results[info.name] = info
-        return Header(metadata, results)
+        infos = [self.tensor() for _ in range(tensors)]
+        return Header(metadata, {info.name: info for info in infos})
 
     def skip(self, count: int) -> int:
         """Move forward in the header, and return the position before the move.
@@ -244,16 +242,19 @@ class _Reader:
 
 
 MAX_SIZE, MAX_LAYERS = 10**8, 2_000
-# Period of full-attention layers. With 6, layers 0-4 use a sliding window and layer 5 does not.
-# With 0, no layer uses a window, even if the file has the key. Source: llama.cpp's
-# src/models/*.cpp (`load_swa_pattern`). exaone4 uses windows only with 64 layers
-# (`load_arch_hparams` there).
-_PERIOD_ROWS = """
-    gemma2 2  gemma3 6  gemma3n 5  gpt-oss 2  cohere2 4  exaone4 4  exaone-moe 4  olmo2 4
-    llama4 4  afmoe 4  mellum 4  plamo3 8  phi3 0  phimoe 0
+# Period of full-attention layers, and the families with this period. With 6, layers 0-4 use a
+# sliding window and layer 5 does not. With 0, no layer uses a window, even if the file has the key.
+# Source: llama.cpp's src/models/*.cpp (`load_swa_pattern`). exaone4 uses windows only with 64
+# layers (`load_arch_hparams` there).
+_PERIOD_TABLE = """
+    0  phi3 phimoe
+    2  gemma2 gpt-oss
+    4  cohere2 exaone4 exaone-moe olmo2 llama4 afmoe mellum
+    5  gemma3n
+    6  gemma3
+    8  plamo3
 """
-_FAMILIES, _VALUES = _PERIOD_ROWS.split()[::2], _PERIOD_ROWS.split()[1::2]
-_PERIODS = dict(zip(_FAMILIES, map(int, _VALUES), strict=True))
+_PERIODS = {family: int(period) for family, period in first_words(_PERIOD_TABLE).items()}
 _CHUNK = 8192  # tokens, for llama4; no key contains it
 
 

@@ -44,8 +44,12 @@ def gpu_name(device: str) -> str:
 
 
 def _common_columns(op: str, device: str) -> Record:
-    stack = {"framework": "torch", "version": torch.__version__}
-    return {"op": op, "gpu": gpu_name(device), **stack}
+    return {
+        "op": op,
+        "gpu": gpu_name(device),
+        "framework": "torch",
+        "version": torch.__version__,
+    }
 
 
 def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]:
@@ -59,7 +63,7 @@ def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]
             case, and give no row either.
     """
     rows = (_row(case, record) for case, record in results if case)
-    return [row for row in rows if row]
+    return [*filter(None, rows)]
 
 
 def _row(case: Case, record: Record) -> Record:
@@ -77,7 +81,8 @@ def _row(case: Case, record: Record) -> Record:
             "head_dim": spec.head_dim,
             "window": spec.sliding_window or 0,
         }
-        columns |= {} if is_decode else {"attn_dtype": dtype}
+        if not is_decode:
+            columns["attn_dtype"] = dtype
     elif (spec.kv_lora_rank, spec.qk_rope_head_dim, spec.v_head_dim) != MLA:
         return {}
     elif not isinstance(spec, Sparse):

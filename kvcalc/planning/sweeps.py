@@ -35,20 +35,19 @@ USUAL_DRAFTED = (1, 2, 4, 8)
 MAX_NAME = 60  # letters of a measured GPU's name
 
 
-def geometric_steps(first: int, last: int, per_octave: int = 4) -> list[int]:
-    """Return whole numbers from `first` to `last`, evenly spaced on a logarithmic axis.
+def geometric_steps(first: int, last: int) -> list[int]:
+    """Return whole numbers from `first` to `last`, four in each doubling.
 
-    Example: geometric_steps(1, 16, 1) is [1, 2, 4, 8, 16]. Equal rounded numbers occur once.
+    Example: geometric_steps(8, 16) is [8, 10, 11, 13, 16]. Equal rounded numbers occur once.
 
     Args:
         first: Smallest number, which is the first of the list.
         last: Largest number, which is the last of the list.
-        per_octave: Numbers in each doubling, such as between 128 and 256.
     """
     steps, value = [], float(first)
     while value < last:
         steps.append(round(value))
-        value *= 2 ** (1 / per_octave)
+        value *= 2**0.25
     return [*dict.fromkeys([*steps, last])]
 
 
@@ -185,8 +184,7 @@ def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> Sp
 
 
 def _has_part(model: Model, kind: type) -> bool:
-    layers = model.kinds.values()
-    return any(isinstance(part, kind) for layer in layers for part in layer.parts)
+    return any(isinstance(part, kind) for part in model.parts)
 
 
 class GenerationWork(NamedTuple):

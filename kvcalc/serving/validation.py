@@ -228,9 +228,7 @@ def remarks(validation: Validation) -> list[str]:
     return sentences
 
 
-def error_records(
-    validations: Iterable[Validation], by: Sequence[str] = KEYS[:4]
-) -> list[Record]:
+def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[Record]:
     """Return the errors of predictions against measured times, in one record per group of rows.
 
     A record has the number of rows, and the median and the 90th percentile of the relative errors:

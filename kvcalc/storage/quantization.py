@@ -69,22 +69,16 @@ class WeightFormat(msgspec.Struct, frozen=True):
             return 0
         if self.measured:
             return -(-elements * self.measured[0] // self.measured[1])
-        across = -(-outputs // (self.columns or outputs))
-        blocks = (
-            -(-elements // self.rows)
-            if self.flat
-            else -(-inputs // (self.rows or inputs)) * across
-        )
-        scales = blocks * self.scale_bytes + (
-            4 * -(-blocks // self.nested) if self.nested else 0
-        )
+        blocks = -(-inputs // (self.rows or inputs)) * -(-outputs // (self.columns or outputs))
+        if self.flat:
+            blocks = -(-elements // self.rows)
+        scale_bytes = blocks * self.scale_bytes
+        if self.nested:
+            scale_bytes += 4 * -(-blocks // self.nested)
+        element_bytes = -(-elements * self.bits // 8)
+        zero_bytes = -(-blocks * self.zero_bits // 8)
         other_bytes = inputs * self.input_bytes + self.tensor_bytes
-        return (
-            -(-inputs * outputs * self.bits // 8)
-            + scales
-            + -(-blocks * self.zero_bits // 8)
-            + other_bytes
-        )
+        return element_bytes + scale_bytes + zero_bytes + other_bytes
 
 
 # Sources: DeepSeek-V3's release notes on its fp8 weights (128×128 blocks, fp32 scale) and V4.1's
@@ -156,22 +150,24 @@ _SPELLINGS = first_words("""
 def _integers(
     name: str, bits: str, group: str, zero: str | None, index: str | None
 ) -> WeightFormat:
-    rows, zeros = max(int(group), 0), int(bits) if zero else 0
-    return WeightFormat(
-        name, int(bits), rows, 1, 2, zero_bits=zeros, input_bytes=4 if index else 0
-    )
+    rows = max(int(group), 0)
+    zero_bits = int(bits) if zero else 0
+    return WeightFormat(name, int(bits), rows, 1, 2, zero_bits, input_bytes=4 if index else 0)
 
 
 def _blocks(name: str, rows: str, columns: str) -> WeightFormat:
     return WeightFormat(name, 8, int(rows), int(columns), 4, computes="fp8")
 
 
-def _scale16(name: str, base: str, zero_bits: int) -> WeightFormat | None:
-    wide = _find_format(base)
-    if wide is None:
-        return None
-    scale, tensor = min(wide.scale_bytes, 2), min(wide.tensor_bytes, 2)
-    return replace(wide, name=name, scale_bytes=scale, tensor_bytes=tensor, zero_bits=zero_bits)
+def _scale16(name: str, base: str, zero: str | None) -> WeightFormat:
+    wide = stored_format(base)
+    return replace(
+        wide,
+        name=name,
+        scale_bytes=min(wide.scale_bytes, 2),
+        tensor_bytes=min(wide.tensor_bytes, 2),
+        zero_bits=8 if zero else 0,
+    )
 
 
 def family(name: str) -> str:
@@ -206,6 +202,7 @@ _SCALE16 = re.compile(
 _NAME_PATTERNS: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
     (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
     (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
+    (_SCALE16, _scale16),
     (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
 ]
 
@@ -221,19 +218,13 @@ def _find_format(name: str) -> WeightFormat | None:
     plain = _SPELLINGS.get(name, name)
     if result := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
         return result
-    if match := _SCALE16.fullmatch(name):
-        return _scale16(name, match[1], 8 if match[2] else 0)
-    return next(
-        (
-            build(name, *match.groups())
-            for pattern, build in _NAME_PATTERNS
-            if (match := pattern.fullmatch(name))
-        ),
-        None,
-    )
+    for pattern, build in _NAME_PATTERNS:
+        if match := pattern.fullmatch(name):
+            return build(name, *match.groups())
+    return None
 
 
-def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
+def load_weight_format(name: str) -> WeightFormat:
     """Return the weight format for a name that the user typed, such as `awq` or `q4_k`.
 
     The bytes of a matrix follow from the result.
@@ -250,7 +241,7 @@ def load_weight_format(name: str, noun: str = "quantization") -> WeightFormat:
     if result is None:
         near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
         raise UserError(
-            f"unknown {noun} {name!r}",
+            f"unknown quantization {name!r}",
             FORMATS_OF_BITS.get(low.replace("-", "").replace("_", ""), near or COMMON_FORMATS),
         )
     return result
@@ -302,7 +293,7 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kinds: tuple[str, ...] = ("matrix",)
     label: str = ""
 
-    def covering(self, name: str, kind: str = "matrix") -> bool:
+    def covering(self, name: str, kind: str) -> bool:
         """Return whether this scheme's format applies to a weight.
 
         It does if the scheme covers this kind of weight, and the name matches a pattern of `covers`
@@ -314,7 +305,7 @@ class Quantization(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         return kind in self.kinds and _covers(self, name)
 
-    def weight_format(self, name: str, kind: str = "matrix") -> WeightFormat | None:
+    def weight_format(self, name: str, kind: str) -> WeightFormat | None:
         """Return the format in which the scheme stores a weight; None if it does not cover it.
 
         Args:

@@ -545,10 +545,6 @@ def make_calibration(
     )
 
 
-def _parameters(kernel_model: KernelModel) -> Settings:
-    return {name: getattr(kernel_model, name) for name in kernel_model.ranges()}
-
-
 def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     """Return a JSON record for each fit of a kernel's time model, to print.
 
@@ -562,15 +558,19 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     records: list[Record] = []
     for fitted in fits:
         entry = fitted.entry
-        kernel_model = entry.law if entry else None
+        form = None
+        parameters: Settings = {}
+        if entry:
+            form = str(entry.law.__struct_config__.tag)
+            parameters = {name: getattr(entry.law, name) for name in entry.law.ranges()}
         records.append(
             {
                 "family": fitted.family,
                 "kind": fitted.kind,
-                "form": str(kernel_model.__struct_config__.tag) if kernel_model else None,
+                "form": form,
                 "rows": fitted.rows,
                 **{name: getattr(entry, name, None) for name in ERROR_FIELDS},
-                "parameters": _parameters(kernel_model) if kernel_model else {},
+                "parameters": parameters,
                 "why": fitted.why,
             }
         )

@@ -24,6 +24,7 @@ from kvcalc.library import presets
 from kvcalc.library.files import read_text
 from kvcalc.library.load import read
 from kvcalc.model.model import Model
+from kvcalc.storage.formats import first_words
 from kvcalc.timing.kernel_models.fused_moe import TILE_ROWS
 from kvcalc.timing.kernel_models.kernel_model import Array, attended_tokens
 from kvcalc.timing.kernel_models.mla import SCALE, WIDTHS, weights_of
@@ -220,12 +221,11 @@ def _module_sizes(path: str) -> list[float]:
     kv_lora_rank, RoPE, NoPE and value widths, index heads and their width, and top-k. Raises
     ValueError if no preset is of that model.
     """
-    model = served_model(path)
-    parts = model.parts if model else []
-    for part in parts:
-        if model and isinstance(part, Sparse) and part.indexer and part.q_lora_rank:
-            sizes = (getattr(part, field) for field in MODULE_FIELDS.split())
-            return [float(size) for size in (model.hidden_size, *sizes)]
+    if model := served_model(path):
+        for part in model.parts:
+            if isinstance(part, Sparse) and part.indexer and part.q_lora_rank:
+                sizes = (getattr(part, field) for field in MODULE_FIELDS.split())
+                return [float(size) for size in (model.hidden_size, *sizes)]
     raise ValueError(
         f"model {path!r} is no preset with sparse attention" if path else "model is empty"
     )
@@ -242,11 +242,17 @@ MAX_LINES = 5  # lines in a remark
 MAX_COUNT = 10**15
 NUMBER = "a number from 0 to 10^15"
 MIN_US, MAX_US = 1e-3, 1e12
-ALIASES = {"system": "gpu", "backend": "framework", "backend_version": "version"}
-STACKS = dict.fromkeys(("tensorrt_llm", "tensorrt-llm", "trt-llm", "trt_llm"), "trtllm")
-DTYPES = dict.fromkeys(("bf16", "fp16", "float16", "half"), "bfloat16") | dict.fromkeys(
-    ("fp8_e4m3", "float8", "float8_e4m3fn", "e4m3"), "fp8"
-)
+# A name of a column, stack or dtype, and other spellings of it.
+ALIASES = first_words("""
+    gpu        system
+    framework  backend
+    version    backend_version
+""")
+STACKS = first_words("trtllm tensorrt_llm tensorrt-llm trt-llm trt_llm")
+DTYPES = first_words("""
+    bfloat16  bf16 fp16 float16 half
+    fp8       fp8_e4m3 float8 float8_e4m3fn e4m3
+""")
 
 
 class Operation(NamedTuple):

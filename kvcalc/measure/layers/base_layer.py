@@ -51,7 +51,7 @@ class CacheRows:
         batch: int,
         capacity: int,
         dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        device: torch.device,
     ) -> None:
         self.limit = entry.limit if entry.grows else 0
         self.capacity = capacity

@@ -20,6 +20,7 @@ from kvcalc.measure.layers.base_layer import (
     Mixer,
     Prepared,
     append_rows,
+    join_heads,
     rms_norm,
     split_heads,
 )
@@ -120,7 +121,7 @@ class GatedDeltaNetLayer(Mixer):
 
     def finish(self, mixed: Tensor, prepared: Prepared) -> Tensor:
         gated = rms_norm(mixed, self.weights["norm"]) * F.silu(prepared[4])
-        return self.linear("out", gated.transpose(1, 2).flatten(2))
+        return self.linear("out", join_heads(gated))
 
 
 def scan(

@@ -50,7 +50,8 @@ def save(charts: Sequence[Chart], target: str, style: str = "light") -> None:
 
         print(sketch([*map(drawable, charts)]))
         return
-    write_text(target, render(charts, Path(target).suffix.lower()[1:], style))
+    (picture,) = rendered([charts], Path(target).suffix.lower()[1:], STYLES[style])
+    write_text(target, picture)
     print(f"wrote {printable(target)}", file=sys.stderr)
 
 
@@ -79,17 +80,6 @@ def _find_style(name: str) -> Style:
     if name not in STYLES:
         raise UserError(f"unknown style {name!r}", f"Known: {', '.join(STYLES)}")
     return STYLES[name]
-
-
-def render(charts: Sequence[Chart], suffix: str, style: str = "light") -> bytes:
-    """Draw a picture, and return the content of its file as bytes.
-
-    Args:
-        charts: The charts of the picture.
-        suffix: Format of the file: png, svg or pdf.
-        style: One of STYLES: light, dark or slides.
-    """
-    return rendered([charts], suffix, STYLES[style])[0]
 
 
 def rendered(pictures: Iterable[Sequence[Chart]], suffix: str, style: Style) -> list[bytes]:
