@@ -135,7 +135,8 @@ def test_a_model_is_no_command_line() -> None:
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b", ""),
         ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", "llama-3.3-70b", "fp8_per_channel_scale16"),
-        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b", "fp8_block128_scale16"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8", "qwen3-30b-a3b-instruct-2507", "fp8_block128_scale16"),
+        ("bartowski/Qwen2.5-Coder-7B-Instruct-GGUF:Q4_K_M", "qwen2.5-7b-instruct", "q4_k_m"),
         ("unsloth/Meta-Llama-3.1-8B-Instruct-unsloth-bnb-4bit", "llama-3.1-8b", "nf4"),
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("bartowski/Meta-Llama-3-8B-Instruct.Q5_K_M.gguf", "llama-3-8b", "q5_k_m"),
@@ -148,6 +149,11 @@ def test_a_model_is_no_command_line() -> None:
 def test_names_of_checkpoints(name: str, preset: str, storage: str) -> None:
     found = checkpoint(name)
     assert (found.name, found.quantization or found.dtype) == (preset, storage)
+
+
+def test_the_note_on_a_checkpoint_states_its_maximum() -> None:
+    (remark,) = read("vllm serve Qwen/Qwen2.5-7B-Instruct-AWQ").remarks
+    assert remark.endswith("read as qwen2.5-7b-instruct in awq, with a maximum of 32,768 tokens")
 
 
 def test_every_preset_is_found_by_its_name_on_the_hub() -> None:

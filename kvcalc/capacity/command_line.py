@@ -265,6 +265,8 @@ def interpret_flags(
         if name != "model" and (value or value is False or name == "n_gpu_layers"):
             settings[name] = value
     remarks = [source.remark] if source.remark else []
+    if remarks and model.max_context and "max_model_len" not in settings:
+        remarks[0] += f", with a maximum of {model.max_context:,} tokens"
     model = _read_formats(source, model, settings, remarks)
     dialect.read(settings, remarks)
     if not settings.pop("shared_attention", False) and "max_num_seqs" in settings:
@@ -493,9 +495,7 @@ def _write_weights(
     takes_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
     # the engine accepts a checkpoint's name, not a preset's
     is_llama_cpp = dialect.engine == "llama.cpp"
-    is_checkpoint = (
-        model_words.lower().endswith(".gguf") if is_llama_cpp else "/" in model_words
-    )
+    is_checkpoint = "gguf" in model_words.lower() if is_llama_cpp else "/" in model_words
     if (
         source
         and is_checkpoint

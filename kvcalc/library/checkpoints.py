@@ -42,7 +42,11 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
 
 
 # Endings of names with their weight format, longest first, and endings that imply no format.
-_FORMAT_ENDINGS = """
+_ROW = r"(\S+) +(\S+)"
+_ENDINGS = dict(
+    re.findall(
+        _ROW,
+        """
     unsloth-bnb-4bit      nf4
     bnb-4bit              nf4
     awq-4bit              awq
@@ -68,9 +72,10 @@ _FORMAT_ENDINGS = """
     mxfp4a16              mxfp4_weight_only
     int4                  int4
     int8                  int8
-"""
-_PLAIN_ENDINGS = "gguf instruct it chat hf base preview latest thinking-2507 gguf:latest"
-_ENDINGS = dict(line.split() for line in _FORMAT_ENDINGS.strip().splitlines())
+""",
+    )
+)
+_PLAIN_ENDINGS = "gguf instruct it chat hf base preview latest thinking-2507"
 _ENDINGS |= dict.fromkeys(_PLAIN_ENDINGS.split(), "")
 _ENDING = re.compile(rf"(.*?)[-_.]({'|'.join(map(re.escape, _ENDINGS))})", re.IGNORECASE)
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
@@ -83,7 +88,10 @@ _FP8_OF = {
     "meta-llama": "fp8_per_channel",
 }
 # Prefixes of checkpoint names that have the same layers as a preset with another name.
-_SAME_SHAPE_ROWS = """
+_SAME_SHAPE = dict(
+    re.findall(
+        _ROW,
+        """
     deepseek-r1-distill-qwen-1.5b  qwen2.5-1.5b
     deepseek-r1-distill-qwen-7b    qwen2.5-7b
     deepseek-r1-distill-qwen-14b   qwen2.5-14b
@@ -93,12 +101,16 @@ _SAME_SHAPE_ROWS = """
     qwen2-0.5b                     qwen2.5-0.5b
     qwen2-1.5b                     qwen2.5-1.5b
     qwen2-7b                       qwen2.5-7b
+    qwen2-7b-instruct              qwen2.5-7b-instruct
     qwen2-72b                      qwen2.5-72b
+    qwen2-72b-instruct             qwen2.5-72b-instruct
+    qwen2.5-coder-14b              qwen2.5-14b-instruct
     qwen2.5-coder-                 qwen2.5-
     qwen2.5-math-                  qwen2.5-
     meta-llama-                    llama-
-"""
-_SAME_SHAPE = dict(line.split() for line in _SAME_SHAPE_ROWS.strip().splitlines())
+""",
+    )
+)
 
 
 class Checkpoint(NamedTuple):
@@ -177,7 +189,7 @@ def _derived(org: str, base: str) -> Checkpoint | None:
     """Return the preset whose name remains after the format endings are removed, with the formats
     of the endings."""
     stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", base, flags=re.IGNORECASE)
-    stem = stem.partition(":")[0]
+    stem = stem.replace(":", "-")
     dtype = format_ = ""
     for _ in range(8):
         if preset := _preset_checkpoints(stem):
