@@ -1,6 +1,7 @@
 """The report page: sections with a sentence, a table, a picture and a command."""
 
 import shlex
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -76,9 +77,9 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
         with suppress(UserError):  # a GPU without a compute peak has no roofline and no TTFT
             for chart in map(drawable, section.answer._charts()):
                 charts.append((section.title, chart._replace(picture_head=("", ""))))
-    pictures: dict[str, list[str]] = {}
+    pictures = defaultdict(list)
     for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
-        pictures.setdefault(title, []).append(picture)
+        pictures[title].append(picture)
     fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
     parts = {
         "title": text_html(
@@ -87,7 +88,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
         "sure": "".join(
             f"<li>{text_html(text)}</li>" for text in _accuracy(deployment, fitted)
         ),
-        "sections": "".join(_section_html(s, pictures.get(s.title, [])) for s in sections),
+        "sections": "".join(_section_html(s, pictures[s.title]) for s in sections),
     }
     page = files("kvcalc.report").joinpath("page.html").read_text(encoding="utf-8")
     for name, text in parts.items():

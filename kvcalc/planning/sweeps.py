@@ -4,6 +4,7 @@ Pictures take these records. Nothing here draws.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -476,9 +477,9 @@ def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
     if not len(indices):
         reasons = "; ".join(remarks(validation))
         raise UserError("no row has a prediction to compare with", reasons, str(path))
-    operations: dict[str, list[int]] = {}
+    operations = defaultdict(list)
     for index in indices.tolist():
-        operations.setdefault(rows[index].op.replace("_", " "), []).append(index)
+        operations[rows[index].op.replace("_", " ")].append(index)
     times = [
         (name, [rows[index].time_us for index in members], predicted[members])
         for name, members in operations.items()

@@ -150,7 +150,7 @@ def _validate_table(table: MeasurementFile, stack: str, source: Gpu | None) -> V
     bound, calibrated = np.full((2, len(table.rows)), np.nan)
     row_names = [names[row.gpu] for row in table.rows]
     validation = Validation(table, bound, calibrated, row_names, defaultdict(list), {})
-    cells: dict[tuple[str, str, str, str], list[int]] = defaultdict(list)
+    cells = defaultdict(list)
     for index, row in enumerate(table.rows):
         kind = kind_of(row.op, row.dtype, row.kernel)
         cells[row.gpu, stack or row.framework, row.op, kind].append(index)
@@ -248,7 +248,7 @@ def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[
         raise UserError(f"cannot group by {unknown[0]!r}", f"Known: {', '.join(KEYS)}")
     # Each row has seven numbers: the time, its bound and its prediction in microseconds, then
     # measured time to first token and tokens/s, then both simulated.
-    groups: dict[tuple[str, ...], list[tuple[float, ...]]] = defaultdict(list)
+    groups = defaultdict(list)
     for v in validations:
         rows = zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True)
         for index, (row, gpu, bound, predicted) in enumerate(rows):

@@ -9,6 +9,7 @@ A calibration is fitted on rows of one GPU and one stack.
 
 import datetime
 import hashlib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -353,11 +354,11 @@ def calibrate(
     import numpy as np
 
     parameters = figures_of(gpu)
-    cells: dict[tuple[str, str], list[MeasuredRow]] = {}
+    cells = defaultdict(list)
     for row in rows:
         if row.op not in (*SERVING, "layer") and not row.is_excluded:
             kind = kind_of(row.op, row.dtype, row.kernel)
-            cells.setdefault((row.op, kind), []).append(row)
+            cells[row.op, kind].append(row)
 
     fits: dict[tuple[str, str], FittedKernelModel] = {}
     for (op, kind), members in sorted(cells.items()):

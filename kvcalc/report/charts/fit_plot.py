@@ -83,11 +83,11 @@ def allocations_chart(run: "AllocationRun") -> Chart:
         run: Result of the same requests in all three allocators.
     """
     last = run.records[-1]
-    memory, slots, pages = last["memory_tokens"], run.slots, run.pages
+    memory = last["memory_tokens"]
     used = [waste.used for waste in run.wastes]
     reserved = [waste.slots for waste in run.wastes]
     free = [
-        min(slots.block, last["contiguous_free_tokens"]),
+        min(run.slots.block, last["contiguous_free_tokens"]),
         last["first_fit_largest_hole"],
         last["paged_free_tokens"],
     ]
@@ -100,7 +100,7 @@ def allocations_chart(run: "AllocationRun") -> Chart:
         "Three allocators with the same requests",
         f"{memory:,} tokens of memory after {last['request']!r}, and each allocator's answer to "
         "the last request",
-        [f"slots of {slots.block:,}", "pieces, first fit", f"pages of {pages.block:,}"],
+        [f"slots of {run.slots.block:,}", "pieces, first fit", f"pages of {run.pages.block:,}"],
         {
             "stores tokens": used,
             "reserved, stores nothing": [r - u for r, u in zip(reserved, used, strict=True)],
@@ -139,8 +139,8 @@ def _heat_map(records: Records, size: int) -> Chart:
         size: Bytes of the unit of the texts.
     """
     max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
-    depths: dict[int, list[float]] = defaultdict(list)
-    labels: dict[int, list[str]] = defaultdict(list)
+    depths = defaultdict(list)
+    labels = defaultdict(list)
     for r in records:
         free, users = r["headroom_bytes"], r["users"]
         depths[users].append(max(0.0, free / max_bytes) if r["fits"] else -1.0)

@@ -1,5 +1,6 @@
 """Roofline pictures: operators of passes, and variants of attention."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -77,9 +78,9 @@ def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
     operators = [row for rows in passes for row in _operators(rows)]
     ends = intensity_ends([row["intensity"] for row in operators])
     firsts = [rows[0] for rows in passes]
-    groups: dict[str, list[Pass]] = {}
+    groups = defaultdict(list)
     for name, rows in zip(sides(firsts, WORDING, WORDING).names, passes, strict=True):
-        groups.setdefault(name, []).append(rows)
+        groups[name].append(rows)
     charts = []
     for name, group in groups.items():
         chart = _deployment_chart(group, gpus, operators, ends, len(groups) > MAX_LABELLED)
@@ -235,9 +236,9 @@ def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
     Of points with one name that are close together, only the largest has a label. If attention and
     GEMMs both move in a sweep, only their first and last points have labels.
     """
-    by_name: dict[str, list[RooflinePoint]] = {}
+    by_name = defaultdict(list)
     for point in points:
-        by_name.setdefault(point.name, []).append(point)
+        by_name[point.name].append(point)
     places = {
         name: _clusters(same, lambda point: point.x)
         for name, same in by_name.items()
@@ -272,9 +273,9 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
     """
     if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
-    names: dict[float, list[str]] = {}
+    names = defaultdict(list)
     for dtype in dict.fromkeys(gpu.peak(dtype)[1] for dtype in dtypes):
-        names.setdefault(gpu.flops_per_s[dtype], []).append(dtype)
+        names[gpu.flops_per_s[dtype]].append(dtype)
     series = []
     for peak, same in names.items():
         ridge = peak / gpu.bandwidth_bytes_per_s

@@ -1,5 +1,6 @@
 """Pictures of weights and cache: over contexts, over parameters and next to the memory of GPUs."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING
@@ -70,9 +71,9 @@ def _cache_dtypes(curves: "Sequence[CacheCurve]") -> str:
 
 def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return sizes in bytes, the smallest first, by a text with the names and the size."""
-    names: dict[int, list[str]] = {}
+    names = defaultdict(list)
     for name, size in sizes:
-        names.setdefault(size, []).append(name)
+        names[size].append(name)
     return {f"{', '.join(names[size])}: {bytes_tick(size)}": size for size in sorted(names)}
 
 
@@ -247,7 +248,6 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
     Args:
         reads: Bytes per layer at each context, for models with MLA and with DSA.
     """
-    last = reads.dense.contexts[-1]
     series = []
     for curve, kind in ((reads.dense, "MLA"), (reads.sparse, "DSA")):
         ys = [size / curve.layers for size in curve.read_bytes]
@@ -259,7 +259,7 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
         text = f"reads less from {reads.crossing:,} tokens on"
         series.append(Series("", [reads.crossing], [y], "points", labels=[text], colour=2))
         ratio = series[0].ys[-1] / ys[-1]
-        length = f"{tokens_tick(last)} tokens"
+        length = f"{tokens_tick(reads.dense.contexts[-1])} tokens"
         title = f"Sparse attention reads {ratio:.1f}× fewer bytes than MLA at {length}"
     subtitle = f"bytes read per layer and decode step; cache {reads.sparse.kv_cache_dtype}"
     y_axis = Axis("bytes read per layer", bytes_tick)
