@@ -9,9 +9,10 @@ import shlex
 import pytest
 from conftest import Run
 
-from kvcalc import load_model
+from kvcalc import deploy, load_model
 from kvcalc.planning.search import changes_that_help, run_search
 from kvcalc.planning.search_space import question_of
+from kvcalc.planning.variants import narrower_formats
 
 # Questions that nothing meets: too few GPUs, too little memory, or limits that no step keeps.
 REFUSED: tuple[tuple[str, dict[str, str]], ...] = (
@@ -44,6 +45,13 @@ def test_every_change_that_is_advised_makes_the_answer_yes(kvcalc: Run, model: s
     for options in changes:
         assert f"`{options}`" in found.joined
         assert kvcalc(f"{line} {options} --format json").code == 0, options
+
+
+@pytest.mark.parametrize(
+    ("gpu", "narrower"), [("h100", {"kv_cache_dtype": "fp8", "quantization": "fp8"}), ("a100-80gb", {"quantization": "int4"})]
+)
+def test_fp8_is_advised_on_gpus_that_compute_in_it(gpu: str, narrower: dict[str, str]) -> None:
+    assert narrower_formats(deploy("llama-3.1-8b", gpu), is_weights_only=False) == narrower
 
 
 @pytest.mark.parametrize(("more", "code"), [("4", 0), ("64", 1), ("64 --explain", 1), ("4,64", 0), ("64,65", 1), ("none", 2)])
