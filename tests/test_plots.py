@@ -14,7 +14,7 @@ from conftest import Run
 from kvcalc import Precision, UserError, load_gpu, load_model
 from kvcalc.answers.pictures import FIGURES
 from kvcalc.planning import sweeps
-from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, measured_times
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, measured_times, roofline_passes
 from kvcalc.report.charts import size_plot
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.comparison_plot import predicted_against_measured
@@ -45,7 +45,7 @@ def charts_of(kind: str) -> list[Chart]:
     if kind == "dsa-vs-mla":
         return [size_plot.sparse_reads_chart(sweeps.sparse_reads(chosen, 131_072, PLAIN))]
     return roofline_chart(
-        decode_passes(TimedDeployment(chosen[0], card, PLAIN).with_calibration(), 4096, [1, 8, 64, 256]), [card]
+        roofline_passes(TimedDeployment(chosen[0], card, PLAIN).with_calibration(), 4096, [1, 8, 64, 256]), [card]
     )
 
 
@@ -232,7 +232,7 @@ def test_memory_stands_beside_every_gpu_and_counts_those_of_one(kvcalc: Run) -> 
 def test_several_deployments_stand_under_roofs_of_their_own_on_the_same_axes() -> None:
     cards = [load_gpu("h100"), load_gpu("l4")]
     both = [TimedDeployment(load_model("llama-3.1-8b"), card).with_calibration("datasheet") for card in cards]
-    passes = [one for d in both for one in decode_passes(d, 4096, [1])]
+    passes = [one for d in both for one in roofline_passes(d, 4096, [1])]
     first, second = roofline_chart(passes, cards)
     assert (first.picture_head[0], first.title, second.title) == ("Roofline: llama-3.1-8b decode", "h100-sxm", "l4")
     least = min(row["intensity"] for rows in passes for row in rows[:-1] if row["flops"] and row["intensity"])

@@ -175,9 +175,9 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "list[Chart]
         for gpu in gpus
     ]
     batches = options.batch_size if options.batch_size != (1,) else (1, 8, 64, 256)
-    passes = [rows for d in deployments for rows in sweeps.decode_passes(d, last, batches)]
+    passes = [rows for d in deployments for rows in sweeps.roofline_passes(d, last, batches)]
     if len(deployments) == 1:
-        passes.append(sweeps.prefill_pass(deployments[0], last))
+        passes += sweeps.roofline_passes(deployments[0], last, [1], "prefill")
     return roofline_chart(passes, gpus)
 
 

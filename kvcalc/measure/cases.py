@@ -111,7 +111,7 @@ def stacks_of(model: Model) -> dict[str, Model]:
     Args:
         model: Model whose layers are measured.
     """
-    stacks: dict[str, Model] = {}
+    stacks = {}
     owner = ""
     for kind in model.order:
         layer = model.kinds[kind]

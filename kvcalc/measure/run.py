@@ -37,7 +37,7 @@ from kvcalc.measure.expected import (
     count_operations,
 )
 from kvcalc.measure.generation import GenerationRequest, Progress, check, run_generation
-from kvcalc.measure.layers.base_layer import DTYPES, LayerCache, fill, storage_bytes
+from kvcalc.measure.layers.base_layer import DTYPES, fill, storage_bytes
 from kvcalc.measure.layers.decoder import Decoder
 from kvcalc.measure.layers.latent_layer import MAX_SCORED
 from kvcalc.model.forward_pass import forward
@@ -49,7 +49,6 @@ from kvcalc.storage.formats import canonical
 from kvcalc.units import format_bytes
 
 NUM_SAMPLES = 5  # of the machine's rates before each case
-CacheStep = Callable[[Sequence[LayerCache]], object]
 Result = tuple[Case | None, Record]
 
 
@@ -148,8 +147,8 @@ def measure(
         caches = [first, *(stacks[0].caches() for _ in range(max(copies) - 1))]
         for layer_caches in caches:
             fill(layer_caches)
-        layer_steps: list[CacheStep] = [stack.step for stack in stacks]
-        core_steps: list[CacheStep] = [stack.core() for stack in stacks]
+        layer_steps = [stack.step for stack in stacks]
+        core_steps = [stack.core() for stack in stacks]
         for prefix, operators, count, steps in (
             ("", layer, copies[0], layer_steps),
             ("attention_", core, copies[1], core_steps),
@@ -217,7 +216,7 @@ def measure_cases(
         ceilings: Measured bandwidth, FLOP/s and launch time of the machine.
         progress: Receives the name of the next case and the number of finished cases.
     """
-    mha: dict[Any, Record] = {}
+    mha = {}
     for number, case in enumerate(cases):
         progress(str(case), number)
         needed, free = needed_bytes(case, settings), machine.free_bytes()

@@ -245,10 +245,13 @@ def generation_work(
     return GenerationWork(model.name, parallelism.gpus, lengths, *flops)
 
 
-def decode_passes(
-    deployment: TimedDeployment, context: int, batch_sizes: Sequence[int]
+def roofline_passes(
+    deployment: TimedDeployment,
+    context: int,
+    batch_sizes: Sequence[int],
+    phase: str = "decode",
 ) -> list[list[Record]]:
-    """Return the roofline of a decode step for each batch size, as lists of records.
+    """Return the roofline of a forward pass for each batch size, as lists of records.
 
     Each list has one record per operator, with FLOPs, bytes and seconds of one GPU in the slowest
     pipeline stage, and then a record of the total. The total also tells whether the batch fits into
@@ -256,32 +259,18 @@ def decode_passes(
 
     Args:
         deployment: Model on one replica of GPUs.
-        context: Tokens of each sequence, including the new one.
+        context: Tokens of each sequence, including the new ones.
         batch_sizes: Numbers of concurrent sequences of the replica, one for each list.
+        phase: `decode` for one new token of each sequence, or `prefill` for only new tokens.
     """
     return [
         pass_with_memory(
             deployment,
-            roofline_records(deployment, "decode", size, context),
-            Batch.decode(context, size),
+            roofline_records(deployment, phase, size, context),
+            Batch.of_phase(phase, context, size),
         )
         for size in batch_sizes
     ]
-
-
-def prefill_pass(deployment: TimedDeployment, context: int) -> list[Record]:
-    """Return the roofline of the prefill of one sequence, as a list of records.
-
-    There is one record per operator, with FLOPs, bytes and seconds of one GPU in the slowest
-    pipeline stage, and then a record of the total. The total also tells whether the sequence fits
-    into GPU memory.
-
-    Args:
-        deployment: Model on one replica of GPUs.
-        context: Tokens of the sequence, all of which are new.
-    """
-    records = roofline_records(deployment, "prefill", 1, context)
-    return pass_with_memory(deployment, records, Batch.prefill(context))
 
 
 def latency_sweep(

@@ -330,7 +330,7 @@ def steps_validated(
         gpu: The GPU of the rows.
         rows: Measured rows; only rows of servers are used.
     """
-    validated: dict[Any, ErrorStatistics] = {}
+    validated = {}
     for op, kind in (("e2e_dense", "dense"), ("e2e_moe", "mixture")):
         runs = [row for row in rows if row.op == op and not row.is_excluded]
         predicted = np.reshape(served_times(runs, gpu, calibration), (-1, 3))

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import inf, nan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -260,7 +260,7 @@ def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[
     for names, figures in sorted(groups.items()):
         columns = np.transpose(figures)
         is_calibrated = bool(np.isfinite(columns[2]).any())
-        record: dict[str, Any] = {
+        record = {
             **dict(zip(by, names, strict=True)),
             "rows": columns.shape[1],
             **_error_figures(columns[[0, 2 if is_calibrated else 1]]),

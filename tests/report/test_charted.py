@@ -8,7 +8,7 @@ from serving.servers import HandClock, asked, byte_pool, served
 from kvcalc import Parallelism, Precision, UserError, cache_size, load_gpu, load_model
 from kvcalc.capacity.allocations import AllocationStep, run_allocations
 from kvcalc.model.memory import weight_bytes
-from kvcalc.planning.sweeps import cache_curve, contexts_up_to, decode_passes, generation_work, latency_sweep
+from kvcalc.planning.sweeps import cache_curve, contexts_up_to, generation_work, latency_sweep, roofline_passes
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.report.charts.chart import Axis, Chart, Series
 from kvcalc.report.charts.comparison_plot import MAX_POINTS, generation_chart, measured_chart, predicted_against_measured
@@ -42,7 +42,7 @@ def points(series: Series) -> list[tuple[float, float]]:
 
 def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> None:
     """Matrix products read each weight once for 8 tokens, so they have equal intensities and are one point."""
-    (rows,) = sweep = decode_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 4096, [8])
+    (rows,) = sweep = roofline_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 4096, [8])
     (chart,) = roofline_chart(sweep, [H100])
     for label, attends in (("attention", True), ("GEMMs with weights", False)):
         mine = [r for r in rows[:-1] if r["flops"] and r["intensity"] and (r["role"] == "core") == attends]
@@ -63,7 +63,7 @@ def test_operators_that_lie_apart_are_points_of_their_own() -> None:
     deployment = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).with_calibration(
         "sglang"
     )
-    (rows,) = sweep = decode_passes(deployment, 4096, [64])
+    (rows,) = sweep = roofline_passes(deployment, 4096, [64])
     (chart,) = roofline_chart(sweep, [deployment.gpu])
     filled = named(chart)["GEMMs with weights"]
     experts = next(r for r in rows if r["operator"] == "experts")
@@ -326,7 +326,7 @@ def test_each_axes_have_the_roofs_that_their_own_products_use() -> None:
     """Weights of four bits are multiplied in bf16, for any other storage format in the picture."""
     model = load_model("llama-3.1-8b")
     stored = [TimedDeployment(model, H100, Precision(quantization=name)) for name in ("awq", "fp8")]
-    four, eight = roofline_chart([one for d in stored for one in decode_passes(d, 4096, [1])], [H100])
+    four, eight = roofline_chart([one for d in stored for one in roofline_passes(d, 4096, [1])], [H100])
     peaks = [{s.ys[-1] for s in chart.series if s.kind == "solid"} for chart in (four, eight)]
     assert peaks == [{989e12}, {989e12, 1978.9e12}]
 

@@ -13,7 +13,7 @@ from test_plots import charts_of
 from kvcalc import load_gpu, load_model
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.planning.comparison import SHAPE, attention_records
-from kvcalc.planning.sweeps import decode_passes
+from kvcalc.planning.sweeps import roofline_passes
 from kvcalc.report.charts.chart import Axis, Chart, Series, bytes_tick, si_tick, tokens_tick
 from kvcalc.report.charts.drawing import figure
 from kvcalc.report.charts.labels import NEAR_DISTANCE, anchor, count_crossed, lines_on, markers_on, spread, text_box
@@ -81,7 +81,7 @@ def attention_of(gpus: list[Gpu], context: int) -> list[Chart]:
 def test_attention_and_a_pass_under_the_roof() -> None:
     check_apart(attention_of([load_gpu("h100"), load_gpu("b200")], 4096), "slides")
     deployment = TimedDeployment(load_model("llama-3.1-8b"), load_gpu("h100")).with_calibration()
-    check_apart(roofline_chart(decode_passes(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
+    check_apart(roofline_chart(roofline_passes(deployment, 4096, [1, 8, 64, 256]), [load_gpu("h100")]), "light")
 
 
 @pytest.mark.parametrize(("count", "style"), [(1, "light"), (6, "slides"), (12, "light"), (12, "slides")])

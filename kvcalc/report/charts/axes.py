@@ -154,7 +154,7 @@ class Panel:
             if not part.label or part.kind in (*MARKERS, "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
-            leaders: dict[str, Settings] = {
+            leaders = {
                 "limit": {"linestyle": DOTTED, "linewidth": style.font / 8},
                 "quiet": {},
             }
@@ -198,7 +198,7 @@ class Panel:
         axes, xs, ys = self.axes, series.xs, series.ys
         width = self.style.font / 5
         linestyle = {"dashed": "--", "solid": "-"}.get(series.kind) or dashes(number)
-        line: Settings = {"color": colour(number, self.style), "linestyle": linestyle}
+        line = {"color": colour(number, self.style), "linestyle": linestyle}
         dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
         match series.kind:
             case "limit":
