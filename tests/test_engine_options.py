@@ -43,7 +43,7 @@ def test_the_former_stack_is_another_name_of_them(kvcalc: Run, command: str) -> 
 def test_an_engine_without_measured_times_says_so(kvcalc: Run) -> None:
     said = "o measured kernel model of"
     assert f"{said} llama.cpp on h100-sxm" in kvcalc(f"{SHORT['latency']} --engine llama.cpp").joined
-    assert f"{said} vllm on l4" in kvcalc(f"{SHORT['latency']} --gpu l4").joined
+    assert f"{said} vllm on l4, rtx-4090, mi300x exists" in kvcalc(f"{SHORT['latency']} --gpu l4,rtx-4090,mi300x").joined
     for options in ("--engine none", "--bounds", ""):
         assert said not in kvcalc(f"{SHORT['latency']} {options}").joined
 

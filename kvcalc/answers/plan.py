@@ -28,8 +28,9 @@ def run(
 
     The answer has at most five deployments for each model and each combination of load and targets.
     The best has the lowest price per hour, or without prices the fewest GPUs; then the lowest TPOT
-    decides. Without prices, the best of each GPU model come first. If none meets the targets, the
-    answer has the one that misses them least. Up to five with only datasheet bounds follow.
+    decides. The best of each GPU model are included, and without prices come first. If none meets
+    the targets, the answer has the one that misses them least. Up to five with only datasheet
+    bounds follow.
 
     Args:
         models: Models, each word a name or a comma-separated list.

@@ -1,8 +1,8 @@
 """The best configurations of a search, their records, and the command lines that start them.
 
-With prices, candidates are ranked by cost, then by TPOT. Without prices, GPU models are not
-compared: the answer has the candidate with the smallest number of GPUs of each, then the lower
-TPOT.
+With prices, candidates are ranked by cost per hour, then by TPOT. Without prices, GPU models are
+not compared: candidates of a GPU model are ranked by number of GPUs, then by TPOT. In both cases,
+the answer includes the best candidate of each GPU model, for up to 5 GPU models.
 
 A prediction is never ranked against a bound. If predictions meet the targets, only they are
 ranked, and GPU models without a calibration are listed after them. If only bounds meet the
@@ -322,7 +322,8 @@ class BestConfigs(NamedTuple):
 
     Attributes:
         need: The requirement: the load (users or requests per second, lengths) and the targets.
-        best: At most 5 (MAX_BEST) candidates that meet the targets, the best first.
+        best: At most 5 (MAX_BEST) candidates that meet the targets, the best first. They include
+            the best candidate of each GPU model, for up to 5 GPU models.
         best_by_gpu: The best candidate of each GPU model that meets the targets.
         cheaper: The candidate that costs less than the best one and misses the targets most
             narrowly. Without prices, it has fewer GPUs of the same model. None if there is none.
@@ -490,9 +491,11 @@ class CandidateRanking:
         firsts = sorted((entries[0] for entries in self._best.values()), key=itemgetter(0))
         best_by_gpu = [candidate for _, candidate in firsts if candidate.gpu in ranked]
         entries = sorted(chain.from_iterable(self._best.values()), key=itemgetter(0))
-        if not self.prices:
-            entries = firsts + [entry for entry in entries if entry not in firsts]
-        best = [candidate for _, candidate in entries if candidate.gpu in ranked]
+        entries = firsts + [entry for entry in entries if entry not in firsts]
+        entries = [entry for entry in entries if entry[1].gpu in ranked][:MAX_BEST]
+        if self.prices:
+            entries.sort(key=itemgetter(0))
+        best = [candidate for _, candidate in entries]
         cheaper = None
         if best:
             limit = best[0].gpus * self.prices.get(best[0].gpu, 1.0)
@@ -500,7 +503,7 @@ class CandidateRanking:
             cheaper = self._misses.closest(self._costs(compared, self.prices), limit)
         return BestConfigs(
             need=self.need,
-            best=best[:MAX_BEST],
+            best=best,
             best_by_gpu=best_by_gpu,
             cheaper=cheaper,
             closest=self._misses.closest(self._costs(ranked, {})),

@@ -49,12 +49,14 @@ class VariantRecord(SizeRecord, QualityRecord):
     stored_reduction: Annotated[
         FloatOrNull,
         "stored bytes of the reference ÷ stored bytes; null if the variant stores nothing",
-        "stores less",
+        "stores",
+        "reduction",
     ]
     read_reduction: Annotated[
         FloatOrNull,
         "bytes read by the reference ÷ bytes read; null if the variant reads nothing",
-        "reads less",
+        "reads",
+        "reduction",
     ]
     attention_intensity: Annotated[
         FloatOrNull,

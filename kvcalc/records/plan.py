@@ -129,7 +129,7 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
         "cost/hour",
     ]
     cost_per_million_tokens: Annotated[
-        FloatOrNull, "output tokens; null without a price", "cost/1M tokens"
+        FloatOrNull, "output tokens; null without a price", "cost/1M output"
     ]
     energy_per_token_j: Annotated[
         FloatOrNull, "all GPUs at full power; null if the power is unknown", "J/token"

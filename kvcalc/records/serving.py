@@ -190,6 +190,14 @@ class SpeculationRecord(TypedDict):
             formula="({draft_s} + {verify_s}) / {tokens_per_step}",
         ),
     ]
+    speculative_e2e_s: Annotated[
+        FloatOrNull,
+        Figure(
+            "TTFT + (out − 1) · TPOT with the draft; null without ttft_s",
+            "end to end",
+            formula="{ttft_s} + ({output_len} − 1) · {speculative_tpot_s}",
+        ),
+    ]
     speculative_speedup: Annotated[
         float, "tpot_s without the draft ÷ tpot_s with it", "speed-up", "{:.2f}×"
     ]

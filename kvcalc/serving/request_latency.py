@@ -406,6 +406,8 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     draft = drafting(deployment, options)
     if draft:
         record |= _speculative(deployment, draft, options)
+        decode_s = (options.output_len - 1) * record["speculative_tpot_s"]
+        record["speculative_e2e_s"] = latency.ttft_s and latency.ttft_s + decode_s
     passes = Batch.prefill(input_len, batch_size), last_step
     fallback_sentence = dict.fromkeys(d.fallback(*passes) for d in (deployment, draft) if d)
     return record | {"fallback": "; ".join(filter(None, fallback_sentence)) or None}

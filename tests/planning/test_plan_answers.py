@@ -51,7 +51,7 @@ def test_with_prices_the_cheapest_comes_first(kvcalc: Run) -> None:
     only_h100 = kvcalc(f"{ASKED} --price-per-hour h100=3 --format json").records
     assert {record["gpu"] for record in only_h100} == {"h100-sxm"}
     meeting = [p for p in every("llama-3.1-8b", users=40, context="16k") if p.meets]
-    assert costs == sorted(costs)
+    assert costs == sorted(costs) and {record["gpu"] for record in found} == {*prices}
     assert costs[0] == min(prices[p.gpu] * p.gpus for p in meeting)
     first = found[0]
     per_second = first["total_tokens_per_s"]

@@ -17,7 +17,8 @@ Contract = dict[str, tuple[str, str]]
 # how `printed.holds` reads the formats of columns
 KINDS = {
     format_bytes: "bytes", per_token: "bytes", format_count: "count", seconds: "seconds", tables.kernel_seconds: "seconds",
-    tables.digits: "digits", ratio: "times", tables.percent: "percent", format_si: "si", str: "text", tables.variant_name: "text",
+    tables.digits: "digits", ratio: "times", tables.reduction_words: "reduction", tables.percent: "percent", format_si: "si",
+    str: "text", tables.variant_name: "text",
 }  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def test_size(kvcalc: Run, line: str) -> None:
     ],
 )
 def test_compare(kvcalc: Run, line: str) -> None:
-    assert_read_back(kvcalc, line, "variant", COMPARE, "variant,KV cache,stores less,reads less,FLOP/B,step,users")
+    assert_read_back(kvcalc, line, "variant", COMPARE, "variant,KV cache,stores,reads,FLOP/B,step,users")
     records = kvcalc(f"{line} --format json").records
     text = " ".join(kvcalc(f"{line} -v").out.split())
     for r in records:
@@ -223,6 +224,7 @@ def test_latency(kvcalc: Run, line: str) -> None:
     least = "at least " if first["time_basis"] == "bound" else ""
     tokens = f"{first['input_len']:,} input and {first['output_len']:,} output tokens"
     assert title.startswith(f"llama-3.1-8b on 1× h100-sxm takes {least}{seconds(first['e2e_s'])} for {tokens}")
+    assert "--draft" not in line or f", and {seconds(first['speculative_e2e_s'])} with draft llama-3.2-1b" in title
 
 
 def test_serve(kvcalc: Run) -> None:

@@ -124,6 +124,7 @@ def test_speculation_helps_few_users_and_hurts_many(kvcalc: Run) -> None:
     alone = [kvcalc(f"{line} --num-prompts 20 --max-concurrency 1 {more}").records[0]["tpot_mean_s"] for more in ("", draft)]
     (said,) = kvcalc(f"latency {line.removeprefix('serve ')} {draft}").records
     assert alone[0] / alone[1] == pytest.approx(said["speculative_speedup"], rel=0.05)
+    assert said["speculative_e2e_s"] == pytest.approx(said["ttft_s"] + 199 * said["speculative_tpot_s"])
     crowd = [kvcalc(f"{line} --rate inf --num-prompts 512 {more}").records[0]["throughput_tokens_per_s"] for more in ("", draft)]
     assert crowd[1] < crowd[0]
 

@@ -98,6 +98,7 @@ def test_cost_by_hand(kvcalc: Run) -> None:
     """Two GPUs at 3 an hour make 1000 tokens in 6 s: 6 · 6/3600 = 0.01 for 1000, 10 for a million."""
     assert cost_per_million(3.0, 2, 6.0, 1000) == pytest.approx(10.0)
     line = "latency llama-3.1-8b --input-len 1k --output-len 100 --batch-size 4 --price-per-hour 2 --tp 2 --format json"
+    assert "FLOP and bytes are of one GPU" in kvcalc(line.removesuffix(" --format json")).out
     (record,) = kvcalc(line).records
     assert record["cost_per_million_tokens"] == pytest.approx(2 * 2 * record["e2e_s"] / 3600 / 400 * 1e6)
 

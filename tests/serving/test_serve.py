@@ -79,6 +79,7 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
     assert "1 requests can never fit and are rejected" in found.err
     over = kvcalc("serve llama-3.1-8b --rate 500 --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4 --format json")
     assert over.records[0]["diverges"] is True
+    assert "keeps up with 2 requests/s, with " in kvcalc("serve llama-3.1-8b --rate 2 --isl 100 --osl 20 --num-prompts 50").joined
     assert "the queue diverges" in over.err
     assert "1,024" in kvcalc("serve gpt2 --isl 2k --num-prompts 1 --osl 2").err
 

@@ -25,8 +25,8 @@ from kvcalc.report.text.tables import (
     per_token,
     percent,
     predictions_first,
-    ratio,
     records_that_fit,
+    reduction_words,
     seconds,
     variant_name,
 )
@@ -209,25 +209,28 @@ def compare_table(
         for d in deployments
     ]
     quality = ["", *_quality_lines({record["variant"]: record for record in records})]
-    reference = f"Reductions are against {_variant(first)}"
     equal = equal_records(records[: len(records) // len(deployments)], first, *LOAD)
     rows = [
         {**r, "step_s": r.get("time_s") or r.get("roofline_s"), "grade": _grade(r)}
         for r in records
     ]
-    notes, details = [f"{reference}."], [*dict.fromkeys(assumed)]
+    hidden: tuple[str, ...] = ("stored_reduction", "read_reduction")
+    reference = ""
+    if len(equal) > 1:  # a single variant is its own reference
+        hidden, reference = (), f"Reductions are against {_variant(first)}."
+    notes, details = [reference], [*dict.fromkeys(assumed)]
     if is_timed:
         none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
         notes = [*pass_notes(records, none_fits), *_intensity_notes(equal)]
         gpus = ", ".join(dict.fromkeys(d.gpu.name for d in deployments))
         details += [
-            f"{reference}, one decode step on {gpus}.",
+            f"{reference} Times are of one decode step on {gpus}.".lstrip(),
             *pass_details(records),
             *memory_sentences(records),
         ]
     return Table(
         predictions_first(rows) if is_timed else rows,
-        marked_columns(records, COMPARE_COLUMNS),
+        [c for c in marked_columns(records, COMPARE_COLUMNS) if c.key not in hidden],
         compared(deployments[0], equal),
         footnotes(*notes),
         details=[*details, *quality],
@@ -289,11 +292,11 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     reader = max(records, key=lambda r: r["read_reduction"] or 0)
     reads = ""
     if (reader["read_reduction"] or 0) > max(1, best["read_reduction"] or 0):
-        reads = f", and {_variant(reader)} reads {_reduction_words(reader['read_reduction'])}"
+        reads = f", and {_variant(reader)} reads {reduction_words(reader['read_reduction'])}"
     other = max(records, key=lambda r: r["kv_cache_bytes"]) if best is first else first
     if best["kv_cache_bytes"] in (0, other["kv_cache_bytes"]):
         return answer_sentence(sentence, ", and no variant needs less", reads)
-    reduction = _reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
+    reduction = reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
     return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)
 
 
@@ -309,16 +312,10 @@ def _against_own_attention(deployment: "TimedDeployment", record: Record) -> lis
         deployment.precision,
         parallelism=deployment.parallelism,
     ).stored
-    factor = record["kv_cache_bytes"] / own_bytes
-    change = f"{ratio(max(factor, 1 / factor))} {'more' if factor > 1 else 'less'} than"
-    change = "as much as" if factor == 1 else change
+    change = "as much as"
+    if record["kv_cache_bytes"] != own_bytes:
+        change = f"{reduction_words(own_bytes / record['kv_cache_bytes'])} than"
     return [f", {change} with its own attention", f", {format_bytes(own_bytes)}"]
-
-
-def _reduction_words(reduction: float) -> str:
-    """Return a reduction in words: `8× less`, or in percent if it rounds to 1×."""
-    text = ratio(reduction)
-    return f"{percent(1 - 1 / reduction) if text == '1×' else text} less"
 
 
 def _variant(record: Record) -> str:

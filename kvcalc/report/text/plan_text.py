@@ -11,7 +11,7 @@ from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
 from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
-from kvcalc.records import JsonObject, Record, Records
+from kvcalc.records import JsonObject, Record
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
 from kvcalc.report.row_names import split_words
 from kvcalc.report.text.fit_text import format_words, is_measured_on
@@ -78,7 +78,10 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         return [Table(rows, PLAN_COLUMNS, title, ["", tried])]
     first = rows[0]
     formats = format_words(rows)
-    formats += ["costs in the unit of --price-per-hour"] if answer.prices else []
+    formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
+    listed = {row["gpu"] for row in rows}
+    more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
+    formats += [f"other GPU models: {list_few(more)}"] if more else []
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
@@ -87,7 +90,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         tried,
         *reasons,
         *time_details(rows),
-        *_also(answer, rows),
+        *_order_notes(answer),
         *distinct_notes(rows, "fallback"),
     ]
     commands: Sequence[str] = ()
@@ -107,14 +110,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
             f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}."
         )
     return [
-        Table(
-            rows,
-            PLAN_COLUMNS,
-            title,
-            footnotes(*notes),
-            details=details,
-            commands=commands,
-        )
+        Table(rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands)
     ]
 
 
@@ -200,13 +196,9 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     return f"{deployment_words(first)} is the {size} deployment that meets the targets{cost}."
 
 
-def _also(answer: BestConfigs, rows: Records) -> list[str]:
-    """Return notes on further GPU models that meet the targets, and on GPU models that cannot."""
+def _order_notes(answer: BestConfigs) -> list[str]:
+    """Return notes on the order of the rows."""
     lines = []
-    listed = {row["gpu"] for row in rows}
-    more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
-    if more and not answer.prices:
-        lines.append(f"Other GPU models: {list_few(more)}")
     if len(answer.best_by_gpu) > 1 and not answer.prices:
         lines.append("Rows are sorted by GPU count. Add `--price-per-hour` to sort by cost.")
     if answer.unranked:

@@ -61,8 +61,8 @@ SPECULATION = (
     *columns(
         SpeculationRecord,
         "draft num_speculative_tokens acceptance_rate tokens_per_step speculative_tpot_s "
-        "speculative_speedup stops_paying_at_batch draft_s verify_s draft_weight_bytes "
-        "draft_cache_bytes",
+        "speculative_e2e_s speculative_speedup stops_paying_at_batch draft_s verify_s "
+        "draft_weight_bytes draft_cache_bytes",
         inputs="draft",
     ),
 )
@@ -97,6 +97,8 @@ def latency_tables(records: Records) -> list[Table]:
         *([] if fitting_records else short[:1]),
         "No TTFT: the GPU's compute peak is unknown." * (not has_ttft),
     )
+    if any(r["gpus"] > 1 for r in records):
+        notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     details = [
         *short,
         *pass_details(records),
@@ -110,9 +112,9 @@ def latency_tables(records: Records) -> list[Table]:
         tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=details))
     if drafted:
         paying = "a speed-up below 1× means that drafting costs more than it saves"
-        tables.append(
-            Table(records, SPECULATION, "Speculation at mid length", [""], details=[paying])
-        )
+        notes = ["", "The accepted share is an assumption. `--acceptance-rate` sets it."]
+        title = "Speculation at mid length"
+        tables.append(Table(records, SPECULATION, title, notes, details=[paying]))
     return tables
 
 
@@ -148,15 +150,15 @@ def _latency_sentence(records: Records) -> str:
     requests = f"{best['batch_size']:,} requests of " if best["batch_size"] > 1 else ""
     tokens = f"{best['input_len']:,} input and {best['output_len']:,} output tokens"
     clauses = []
+    if drafted := [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]:
+        top = min(drafted, key=lambda r: r["speculative_e2e_s"])
+        clauses += [
+            f", and {at_least}{seconds(top['speculative_e2e_s'])} with draft {top['draft']}",
+            f", {top['speculative_speedup']:.2f}× as fast per token",
+        ]
     if names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
-    if drafted := [r for r in comparable_records(records) if r.get("draft")]:
-        top = max(drafted, key=lambda r: r["speculative_speedup"])
-        clauses.append(
-            f", {'up to ' * (len(drafted) > 1)}{top['speculative_speedup']:.2f}× as fast"
-            f" with draft model {top['draft']}"
-        )
     if best.get("uncached_ttft_s"):
         clauses.append(
             f", with TTFT {seconds(best['ttft_s'])} instead of {seconds(best['uncached_ttft_s'])}"
@@ -165,7 +167,8 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
     if best.get("cost_per_million_tokens"):
         clauses.append(
-            f", and a million tokens cost {at_least}{best['cost_per_million_tokens']:,.2f}"
+            f", and a million output tokens cost"
+            f" {at_least}{best['cost_per_million_tokens']:,.2f}"
         )
     if best["tpot_s"] and not (drafted or best.get("speedup")):
         clauses.append(
@@ -235,6 +238,10 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         *_per_server(rows, _limits),
         *_per_server(rows, _disaggregated),
     ]
+    # so that requests/s is lower than the rate, even if the server keeps up with it
+    details.append(
+        f"req/s, tokens/s: of {first['requests']:,} requests per run, start and end included"
+    )
     if first["draft"]:
         details.append(
             f"speculative decoding: {first['num_speculative_tokens']} draft tokens of"
@@ -246,10 +253,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         limit = "a queue that does not grow,"
         if goals := _goals(first):
             limit = f"the highest rate with {goals}, at most"
-        details += [
-            f"sustained: {limit} 95% of saturation",
-            f"tokens/s: of {first['requests']:,} requests per rate, start and end included",
-        ]
+        details.append(f"sustained: {limit} 95% of saturation")
     accuracy = dict.fromkeys(map(_accuracy, rows))
     columns = without_named_engine(rows, SERVE)
     if is_sweep:
@@ -303,7 +307,7 @@ def _sustained(summaries: Records) -> str:
         return answer_sentence(rate, f" with {goals}", " for 99% of requests")
     cost, wait = "", f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
     if best.get("cost_per_million_tokens"):
-        cost = f" at {at_least}{best['cost_per_million_tokens']:,.2f} per million tokens"
+        cost = f" at {at_least}{best['cost_per_million_tokens']:,.2f} per million output tokens"
     return answer_sentence(rate, cost, wait)
 
 
@@ -378,9 +382,10 @@ def _served(records: Records) -> str:
         start = f"{server} serves {at_most}{tokens} {_load(best)}"
         clauses = [f", and {done[-1]['throughput_tokens_per_s']:,.0f} {_load(done[-1])}"]
     else:
-        start = (
-            f"{server} serves {at_most}{digits(best['requests_per_s'])} requests/s and {tokens}"
-        )
+        work = f"serves {at_most}{digits(best['requests_per_s'])} requests/s and {tokens}"
+        if best["diverges"] is False and not at_most:
+            work = f"keeps up with {best['rate']:.4g} requests/s"
+        start = f"{server} {work}"
         clauses = [f", {title}"] * is_best
         clauses.append(f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}")
     if best["preemptions"]:
@@ -388,7 +393,7 @@ def _served(records: Records) -> str:
     if goals := _goals(best):
         clauses.append(f", and {best['slo_attainment']:.1%} have {goals}")
     if cost := best.get("cost_per_million_tokens"):
-        clauses.append(f", and a million tokens cost {at_least}{cost:,.2f}")
+        clauses.append(f", at {at_least}{cost:,.2f} per million output tokens")
     return answer_sentence(start, *clauses)
 
 

@@ -55,6 +55,21 @@ def ratio(value: float) -> str:
     return f"{digits(value)}×"
 
 
+def reduction_words(reduction: float) -> str:
+    """Return a reduction as text: 8 gives `8× less`, 0.5 gives `2× more`, and 1 gives `1×`.
+
+    A factor that rounds to 1× is written in percent: 1.004 gives `0.398% less`.
+
+    Args:
+        reduction: The value of the reference ÷ the value.
+    """
+    if reduction in (0, 1):  # 0: the reference is 0
+        return ratio(reduction)
+    text = ratio(max(reduction, 1 / reduction))
+    change = percent(abs(1 - 1 / reduction)) if text == "1×" else text
+    return f"{change} {'less' if reduction > 1 else 'more'}"
+
+
 def percent(value: float) -> str:
     """Return a share from 0 to 1 in percent with three digits: 0.129 gives 12.9%."""
     return f"{digits(100 * value)}%"
@@ -111,6 +126,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "tokens a second": "{:,.0f}".format,
     "requests a second": digits,
     "ratio": ratio,
+    "reduction": reduction_words,
     "share": "{:.1%}".format,
     "number": digits,
     "money": "{:,.2f}".format,
@@ -331,7 +347,8 @@ def time_footnotes(records: Records) -> list[str]:
     """Return footnotes on how the times of a table were predicted, and how accurate they are.
 
     The first footnote says whether the times are predictions or datasheet bounds. The second is
-    their accuracy, or '' if unknown. The further footnotes say why some times are only bounds.
+    their accuracy, or '' if unknown. The further footnotes, one for each engine, name the GPUs
+    without a measured kernel model of this engine.
 
     Args:
         records: The rows, with the keys `time_basis`, `basis` (the time model) and others.
@@ -354,13 +371,17 @@ def time_footnotes(records: Records) -> list[str]:
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     if share >= MIN_MENTIONED_SHARE:
         accuracy.append(f"Up to {share:.0%} of a time is estimated.")
+    unmeasured: dict[str, dict[str, None]] = {}
+    for r in records:
+        engine, gpu = r["engine"], r["gpu"]
+        measured_engines = "none", *preset_files(f"calibrations/{gpu}")
+        if r["time_basis"] == BOUND and engine not in measured_engines:
+            unmeasured.setdefault(engine, {})[gpu] = None
     reasons = [
-        f"No measured kernel model of {r['engine']} on {r['gpu']} exists."
-        for r in records
-        if r["time_basis"] == BOUND
-        and r["engine"] not in ("none", *preset_files(f"calibrations/{r['gpu']}"))
+        f"No measured kernel model of {engine} on {list_few([*gpus])} exists."
+        for engine, gpus in unmeasured.items()
     ]
-    return [basis, " ".join(accuracy), *dict.fromkeys(reasons)]
+    return [basis, " ".join(accuracy), *reasons]
 
 
 def time_details(records: Records) -> list[str]:
