@@ -170,4 +170,4 @@ def test_the_same_seed_gives_the_same_run(kvcalc: Run) -> None:
     line = "serve llama-3.1-8b --rate 8 --num-prompts 30 --isl uniform:50,300 --osl 20 --disaggregate --prefill-replicas 2"
     first, second = (kvcalc(f"{line} --format json").records for _ in range(2))
     assert first == second and np.isfinite(first[0]["decode_queueing_mean_s"])
-    assert kvcalc(line).out.startswith("llama-3.1-8b on 3× h100-sxm serves ")
+    assert kvcalc(line).out.startswith("llama-3.1-8b on 3× h100-sxm keeps up with 8 requests/s")
