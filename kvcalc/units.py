@@ -91,7 +91,7 @@ def _multiply(number: str, unit: int) -> tuple[int, int]:
 
 
 def parse_bytes(text: str, noun: str) -> int:
-    """Parse a number of bytes: `42949672960`, decimal `40GB` or binary `40GiB`.
+    """Parse a number of bytes: `42949672960`, `4.2e10`, decimal `40GB` or binary `40GiB`.
 
     Args:
         text: Text that a user typed.
@@ -100,6 +100,8 @@ def parse_bytes(text: str, noun: str) -> int:
     Raises:
         UserError: The text is not a size from 1 to 2^60 bytes.
     """
+    if re.fullmatch(r"\s*\d+(\.\d+)?e\d\d?\s*", text.lower()):
+        text = f"{float(text):.0f}"
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(

@@ -135,7 +135,12 @@ def test_a_given_size_skips_the_weight_check(kvcalc: Run) -> None:
     result = kvcalc("fit llama-3.1-405b --engine vllm --kv-cache-memory-bytes 80GiB --require 1 --format json")
     (record,) = result.records
     assert (record["weights_fit"], record["kv_budget_bytes"], record["max_num_seqs"]) == (False, 80 * GIB, 1)
-    assert "more than the rest leaves" in result.err
+    assert "weights are not checked; with this cache they need 765.48 GiB more" in result.err
+    line = "fit llama-2-7b --gpu h100 --kv-cache-memory-bytes 69.5e9 --engine"
+    assert not kvcalc(f"{line} vllm --format json").err  # beyond the share, within the memory
+    result = kvcalc(f"{line} trtllm --format json")  # max_gpu_total_bytes is a maximum
+    assert result.records[0]["max_num_seqs"] == 29
+    assert "TensorRT-LLM takes at most 58.38 GiB for the cache" in result.err
 
 
 def test_data_parallel_replicas_share_the_sequences() -> None:

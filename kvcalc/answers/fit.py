@@ -322,7 +322,12 @@ def _notes_on_fits(fits: "Sequence[Fit]", lengths: Sequence[int]) -> list[str]:
         if fit.excess_bytes:
             size = format_bytes(fit.excess_bytes)
             notes.append(
-                f"{fit.gpu.name}: a cache of that size is {size} more than the rest leaves"
+                f"{fit.gpu.name}: weights are not checked; with this cache they need {size} more"
+            )
+        if fit.kv_budget < (fit.options.kv_cache_memory_bytes or 0):
+            size = format_bytes(fit.kv_budget)
+            notes.append(
+                f"{fit.gpu.name}: {fit.engine.title} takes at most {size} for the cache"
             )
     return notes
 

@@ -275,7 +275,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             return 0
         if options.num_gpu_blocks_override:
             return options.num_gpu_blocks_override * (self.plans[stage].bytes_per_block or 0)
-        return options.kv_cache_memory_bytes or max(0, self.remaining_bytes(terms))
+        remaining = max(0, self.remaining_bytes(terms))
+        given = options.kv_cache_memory_bytes or remaining
+        return min(given, remaining) if self.engine.limits_given_cache else given
 
     def planner(self) -> Callable[[int], CacheLayout]:
         """Return a function from a pipeline stage's index to the cache layout of one of its GPUs.
@@ -509,11 +511,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def excess_bytes(self) -> int:
-        """Return the bytes of one GPU by which a cache size in the options exceeds the memory left.
+        """Return the bytes by which a cache size in the options exceeds the rest of a GPU's memory.
         The result is 0 if the cache fits, or if the options state no size."""
-        if not self.has_given_cache:
-            return 0
-        return max(0, int(self.plan.pool(self.kv_budget)) - self.remaining[self.estimate])
+        *_, last_part = self.memory_parts().values()
+        return max(0, -last_part) if self.has_given_cache else 0
 
     @property
     def fits(self) -> bool:

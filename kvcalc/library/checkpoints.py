@@ -19,8 +19,8 @@ from kvcalc.storage.quantization import load_weight_format
 def load_named(name: str, changes: list[str] | None = None) -> Model:
     """Return the model that a name means: a preset, a file, or a model on the Hugging Face Hub.
 
-    It works as `load_model`, except for one error: if the Hub does not provide the model but a
-    preset is equivalent, the message suggests this preset, which needs no network.
+    It works as `load_model`, except for one error: if a file is missing or the Hub does not provide
+    the model, but a preset is equivalent, the message suggests this preset.
 
     Args:
         name: Name of a preset, path of a file or folder, or a name such as `org/name`.
@@ -32,13 +32,15 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
     try:
         return load_model(name, changes)
     except UserError as error:
-        same = known_checkpoint(hub_name(name)) if " Hub" in error.what else None
+        source = "network" if " Hub" in error.what else "file"
+        is_missing = source == "network" or "no such file" in error.what
+        same = known_checkpoint(hub_name(name)) if is_missing else None
         if not same or "/" in same.name:
             raise
         options = f" with --quantization {same.quantization}" if same.quantization else ""
-        end = "" if error.hint.endswith("?") else "."
-        hint = f"{error.hint}{end} The preset {same.name}{options} needs no network"
-        raise UserError(error.what, hint, error.where) from None
+        end = "" if error.hint[-1:] in "?" else "."
+        hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"
+        raise UserError(error.what, hint.strip(), error.where) from None
 
 
 # Endings of names with their weight format, longest first, and endings that imply no format.
@@ -158,7 +160,7 @@ def checkpoint(name: str) -> Checkpoint:
         return derived
     if is_hub_name(plain):
         return Checkpoint(plain)
-    return Checkpoint(locate(base or plain, "models").path.stem)  # raises UserError
+    return Checkpoint(presets.find(base or plain, "models").stem)  # raises UserError
 
 
 def known_checkpoint(name: str) -> Checkpoint | None:

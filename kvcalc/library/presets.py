@@ -21,7 +21,20 @@ Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
-_SECRET = re.compile(r"gpt-?([45]|3\.5)", re.IGNORECASE)  # models without public dimensions
+_NO_PRESET = re.compile(
+    r"(?P<mtp>mtp$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|(?P<ollama>ollama)|"
+    r"(?P<secret>gpt-?(?:[45]|3\.5))",
+    re.IGNORECASE,
+)
+_NO_PRESET_HINTS = {
+    "mtp": "Write --mtp instead of --draft mtp",
+    "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "layers": "`kvcalc latency` and `kvcalc serve` take --draft layers=N",
+    "number": "A switch such as --mtp takes no number",
+    "ollama": "Its lines are not read; write `-- llama-server -m llama-3.1-8b-q4_k_m.gguf`",
+    "secret": "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` "
+    "takes your estimates",
+}
 _NO_SEPARATORS = str.maketrans("", "", " \t_-")
 _NO_DOTS = str.maketrans("", "", " \t_-.")
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
@@ -151,15 +164,8 @@ def _unknown(
     path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
     if counted and path:
         hint = f"Give the count with --tp: --gpu {path.stem} --tp {counted['count']}"
-    elif kind == "models" and name.lower() == "mtp":
-        hint = "Write --mtp instead of --draft mtp"
-    elif kind == "models" and name.lower().startswith("eagle"):
-        hint = "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"
-    elif kind == "models" and _SECRET.match(name):
-        hint = (
-            "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim "
-            "N` takes your estimates"
-        )
+    elif kind == "models" and (match := _NO_PRESET.match(name)):
+        hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:
         printed_names = {alias: path.stem for alias, path in aliases.items()}
         hint = nearest(name, [*files, *aliases], printed_names=printed_names)

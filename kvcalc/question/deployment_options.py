@@ -1,5 +1,6 @@
 """Options that several commands share: data types, parallelism, GPUs and engines."""
 
+import re
 from typing import Annotated, NamedTuple
 
 from kvcalc.errors import UserError
@@ -31,14 +32,21 @@ def _tp(text: str, name: str) -> int:
     return AUTO if text.lower() == "auto" else gpu_count(text, name)
 
 
-def lower(text: str, name: str) -> str:
-    """Return an option's text in lower case and without surrounding spaces.
+def engine_name(text: str, name: str) -> str:
+    """Return an engine's name in lower case and without surrounding spaces.
 
     Args:
         text: The text.
-        name: Name of the option. It is not used, but the readers of all options take it.
+        name: Name of the option, for the error message.
+
+    Raises:
+        UserError: The text has a version too, such as `vllm==0.14`.
     """
-    return text.strip().lower()
+    engine = text.strip().lower()
+    if match := re.fullmatch(r"([a-z.]+)[=:@ -]+v?(\d[\d.]*)", engine):
+        hint = "Write --engine {} --engine-version {}".format(*match.groups())
+        raise UserError(f"{name} {text!r} has a version", hint)
+    return engine
 
 
 class ShardingOptions(Question, frozen=True):
@@ -125,7 +133,7 @@ class DeploymentOptions(PlacementOptions, frozen=True):
             fewer FLOPs.
     """
 
-    engine: Annotated[str, lower] = "vllm"
+    engine: Annotated[str, engine_name] = "vllm"
     engine_version: str = ""
     bounds: bool = False
     calibration: str = ""

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from kvcalc.question.deployment_options import lower
+from kvcalc.question.deployment_options import engine_name
 from kvcalc.question.options import (
     Question,
     Tokens,
@@ -109,7 +109,7 @@ class FitQuestion(EngineSettings, frozen=True):
         kv_offloading_bytes: Bytes of host memory for more KV cache, per GPU.
     """
 
-    engine: Annotated[str, lower] = "vllm"
+    engine: Annotated[str, engine_name] = "vllm"
     engine_version: str = ""
     max_model_len: Tokens = 0
     max_num_seqs: int | None = None

@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import gpu_count, lower
+from kvcalc.question.deployment_options import engine_name, gpu_count
 from kvcalc.question.options import Question, Tokens, memory_share
 from kvcalc.units import parse_seconds, parse_tokens
 
@@ -197,7 +197,7 @@ class SpaceOptions(Question, frozen=True):
     dtype: Names = ("auto",)
     kv_cache_dtype: Names = ("auto",)
     quantization: Names = ("",)
-    engine: Annotated[str, lower] = "vllm"
+    engine: Annotated[str, engine_name] = "vllm"
     engine_version: str = ""
     bounds: bool = False
     calibration: str = ""

@@ -123,6 +123,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         utilization_basis: Memory that the memory share (such as gpu_memory_utilization) refers to:
             "total"; "free", without the memory in use before the weights load; or "remaining", the
             memory that all other parts leave.
+        limits_given_cache: Whether a cache size in the options is a maximum. The cache then takes
+            at most the computed budget.
         excludes_activations: Whether activations and overhead are outside the share of the engine.
         spreads_context: Whether the engine has decode-context parallelism.
         memory_key: Takes the state of one GPU when the engine starts. Returns the GPU's properties
@@ -159,6 +161,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     row_format: RowRule = lambda entry, part, formats, settings: formats.cache_format(entry)
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries
     utilization_basis: str = "total"
+    limits_given_cache: bool = False
     excludes_activations: bool = False
     spreads_context: bool = False
     memory_key: Callable[[EngineStartup], object] = lambda start: None

@@ -104,4 +104,5 @@ TRTLLM = Engine(
     has_memory_range=True,
     dtypes=("bf16", "fp16", "fp8", "nvfp4"),
     utilization_basis="remaining",
+    limits_given_cache=True,  # max_gpu_total_bytes
 )
