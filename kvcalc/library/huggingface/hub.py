@@ -261,12 +261,14 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
     deadline = monotonic() + MAX_TIMEOUTS * timeout
     data = bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
-        status, request = response.status_code, response.request
+        status = response.status_code
         code = response.headers.get("X-Error-Code", "EntryNotFound")
         if status == 404 and code == "EntryNotFound":
             raise MissingFileError(file)
         # without its body, which may have any size
-        hf_raise_for_status(type(response)(status, headers=response.headers, request=request))
+        hf_raise_for_status(
+            type(response)(status, headers=response.headers, request=response.request)
+        )
         is_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         if count and not is_range:
             raise UserError(f"the server of {file} ignores ranges, so its header is not read")

@@ -8,7 +8,7 @@ from kvcalc.measure.layers.base_layer import Mixer
 from kvcalc.measure.layers.grouped_layer import GatedDeltaNetLayer, GroupedLayer
 from kvcalc.measure.layers.latent_layer import LatentLayer, SparseLayer
 
-MIXERS: dict[type[Sublayer], type[Mixer]] = {
+MIXERS = {
     Grouped: GroupedLayer,
     Latent: LatentLayer,
     Sparse: SparseLayer,

@@ -91,8 +91,10 @@ def generation_chart(records: Records) -> Chart:
         name = f"{record['variant']} {record['mode']}".strip()
         name += ", head on all" if record["head"] == "all" else ""
         predicted = record["predicted_token_s"]
-        series.append(Series(name, lengths, record["token_s"], colour=number))
-        series.append(Series(f"{name}: predicted", lengths, predicted, "dashed", colour=number))
+        series += [
+            Series(name, lengths, record["token_s"], colour=number),
+            Series(f"{name}: predicted", lengths, predicted, "dashed", colour=number),
+        ]
     subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}"
     x = Axis("tokens so far", whole_tick, log=False)
     y = Axis("time", seconds)

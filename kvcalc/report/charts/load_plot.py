@@ -1,6 +1,6 @@
 """Pictures of requests and simulated servers: over batch size, over the load, and over time."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -183,7 +183,7 @@ def deployment_names(
 
 TIMES = {"ttft": "Time to first token", "tpot": "Time per output token"}
 # title, key and tick of other figures; the first two are drawn over the load too
-FIGURES: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+FIGURES = (
     ("Output tokens per second", "throughput_tokens_per_s", whole_tick),
     ("Cost of a million output tokens", "cost_per_million_tokens", plain_tick),
     ("Allocated cache without a token", "kv_waste", percent),

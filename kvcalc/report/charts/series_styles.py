@@ -16,7 +16,7 @@ PALETTE = (
 GREY = PALETTE.index("#7F7F7F")
 MARKERS = "os^DvPX<"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
-DASHES: tuple[Any, ...] = (
+DASHES = (
     "-",
     "--",
     "-.",
