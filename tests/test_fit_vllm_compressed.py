@@ -90,7 +90,6 @@ def test_what_stands_around_an_attention() -> None:
     terms = asked("0.22").terms
     experts = 32 * MIB + tokens * 2 * 6 * (4096 + 4096)
     assert (terms.activation, terms.peak) == (around + experts, "forward pass")
-
     # Without an indexer, a compressor projects to 512 elements once, and 32 heads of unpadded queries count.
     heavy = replace(FLASH, pattern=("compressed_3",) * 43)
     around = tokens * 2 * (4 * 4096 + 4096 + (2 * 64 + 1) * 512 + 1024 + 2 * 2 * 512 + 32 * 512)

@@ -241,8 +241,7 @@ def test_deepseek_v3_has_kv_up_in_two() -> None:
 
 def test_gpt2_in_q8_0() -> None:
     """Q, K and V are one tensor. Vectors and positions are float32."""
-    d = 768
-    worked = (12 * 12 * d + 50_257) * d // 32 * 34 + 4 * d * (12 * 13 + 2 + 1024)
+    worked = (12 * 12 * 768 + 50_257) * 768 // 32 * 34 + 4 * 768 * (12 * 13 + 2 + 1024)
     assert weight_bytes(load_model("gpt2"), Precision(quantization="q8_0")) == worked
 
 

@@ -49,6 +49,12 @@ def measured_rows(rows: int, op: str = "gemm", framework: str = "mine") -> list[
     ]
 
 
+def decode_row(i: int, width: float = 128.0, slower: float = 1.0) -> MeasuredRow:
+    shape = (2.0 ** (i % 6), 32.0, 8.0, width, 1000.0 * (1 + i % 5), 0.0)
+    us = float(DecodeAttention().us(figures_of(H100), *(np.array([x]) for x in shape))[0])
+    return measured_rows(1, op="decode_attention")[0]._replace(shape=shape, time_us=us * slower)
+
+
 def test_a_fit_recovers_the_law_that_made_the_times() -> None:
     table = shapes(120)
     found = fit(Gemm, figures_of(H100), table, TRUE.us(figures_of(H100), *table)).kernel_model
@@ -175,12 +181,8 @@ def test_five_rows_of_a_kernel_beside_make_a_law_like_the_usual_one(
     """Twelve rows of the usual kernel, and five rows that take a third longer. One starting point makes the test fast."""
     for name in ("STARTS", "FOLD_STARTS"):
         monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
-    rows = []
-    for i in range(12 + beside):
-        shape, slow = (2.0 ** (i % 6), 32.0, 8.0, 128.0, 1000.0 * (1 + i % 5), 0.0), i >= 12
-        us = float(DecodeAttention().us(figures_of(H100), *(np.array([x]) for x in shape))[0]) * (4 / 3 if slow else 1)
-        (row,) = measured_rows(1, op="decode_attention")
-        rows.append(row._replace(shape=shape, time_us=us, kernel="triton" if slow else ""))
+    rows = [decode_row(i) for i in range(12)]
+    rows += [decode_row(i, slower=4 / 3)._replace(kernel="triton") for i in range(12, 12 + beside)]
     usual, other = calibrate(rows, H100, "mine")
     assert (usual.kind, usual.rows, other.kind, other.rows) == ("bfloat16", 12, "bfloat16/triton", beside)
     assert usual.entry and (other.entry is None) == bool(why) and other.why == why
@@ -190,11 +192,7 @@ def test_heads_of_64_count_as_much_as_heads_of_128_when_a_law_is_refused(monkeyp
     """Of 20 rows, 4 of head width 64 take 30 times as long. The 12 rows of head width 128 fit the law."""
     for name in ("STARTS", "FOLD_STARTS"):
         monkeypatch.setattr(f"kvcalc.timing.fitting.{name}", 1)
-    rows = []
-    for i, row in enumerate(measured_rows(20, op="decode_attention")):
-        shape = (2.0 ** (i % 6), 32.0, 8.0, 128.0 if i < 12 else 64.0, 1000.0 * (1 + i % 5), 0.0)
-        us = float(DecodeAttention().us(figures_of(H100), *(np.array([x]) for x in shape))[0])
-        rows.append(row._replace(shape=shape, time_us=us * (30 if i >= 16 else 1)))
+    rows = [decode_row(i, 128 if i < 12 else 64, slower=30 if i >= 16 else 1) for i in range(20)]
     (refused,), (accepted,) = (calibrate(rows[:count], H100, "mine") for count in (20, 16))
     assert (refused.entry is None, accepted.entry is None) == (True, False)
 

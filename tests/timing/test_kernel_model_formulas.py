@@ -337,8 +337,7 @@ def test_experts(
 def test_vllm_s_tiles_are_larger_from_33_97_and_513_tokens_on() -> None:
     """If four times as few tiles have twice as many rows, an expert takes less time from the limit on."""
     load = (8, 8, *(4.0 ** (12 - n) for n in range(len(TILE_ROWS))))
-    model = FusedMoe(tiles="vllm")
-    times = {t: us(model, t, 2048, 512, 8, 128, 1, 1, *load) for t in (32, 33, 96, 97, 512, 513)}
+    times = {t: us(FusedMoe(tiles="vllm"), t, 2048, 512, 8, 128, 1, 1, *load) for t in (32, 33, 96, 97, 512, 513)}
     assert all(times[t] > 1.4 * times[t + 1] for t in (32, 96, 512))
 
 
