@@ -71,11 +71,7 @@ def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: in
 @pytest.mark.parametrize("length", [512, 40_000])
 @pytest.mark.parametrize("asked_for", [1, 20])
 @pytest.mark.parametrize(
-    ("model", "engine", "also"),
-    [
-        ("llama-3.1-8b", "llama.cpp", {}),
-        ("llama-3.1-8b", "llama.cpp", {"kv_unified": True}),
-    ],
+    ("model", "engine", "also"), [("llama-3.1-8b", "llama.cpp", {}), ("llama-3.1-8b", "llama.cpp", {"kv_unified": True})]
 )
 def test_the_longest_has_the_terms_of_its_own_length(
     model: str, engine: str, also: dict[str, Any], asked_for: int, length: int

@@ -16,16 +16,7 @@ from kvcalc.library.load import read
 from kvcalc.measure import cases, ceilings, run
 from kvcalc.measure.calibration_rows import gpu_name, measured_rows
 from kvcalc.measure.cases import NAMES, Case, allocator_bytes, stacks_of, standard_model, variant_layers
-from kvcalc.measure.ceilings import (
-    Ceilings,
-    Machine,
-    as_gpu,
-    find_machine,
-    load_note,
-    measure_ceilings,
-    preset_path,
-    save,
-)
+from kvcalc.measure.ceilings import Ceilings, Machine, as_gpu, find_machine, load_note, measure_ceilings, preset_path, save
 from kvcalc.measure.expected import bound_of, count_operations
 from kvcalc.measure.layers.base_layer import CacheRows, Parameters
 from kvcalc.measure.run import MeasureSettings, measure, measure_cases, needed_bytes, operators_of
@@ -169,8 +160,7 @@ def test_devices_that_are_not_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worked", "share", "threads", "note"),
-    [(0.6, 1.0, 2, ""), (0.3, 0.5, 1, "other work takes 50% of this machine's cores")],
+    ("worked", "share", "threads", "note"), [(0.6, 1.0, 2, ""), (0.3, 0.5, 1, "other work takes 50% of this machine's cores")]
 )
 def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
     monkeypatch: pytest.MonkeyPatch, worked: float, share: float, threads: int, note: str

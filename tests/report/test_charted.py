@@ -17,12 +17,7 @@ from kvcalc.report.charts.fit_plot import allocations_chart
 from kvcalc.report.charts.load_plot import latency_chart, load_chart, occupancy_chart
 from kvcalc.report.charts.roofline_plot import roofline_chart, roofs
 from kvcalc.report.charts.series_styles import PALETTE, STYLES
-from kvcalc.report.charts.size_plot import (
-    cache_vs_context,
-    cache_vs_parameters,
-    generation_work_chart,
-    weights_and_cache,
-)
+from kvcalc.report.charts.size_plot import cache_vs_context, cache_vs_parameters, generation_work_chart, weights_and_cache
 from kvcalc.report.charts.terminal import sketch
 from kvcalc.serving.batching import Limits
 from kvcalc.serving.server import SimulationResult as ServedRun

@@ -10,16 +10,7 @@ import pytest
 from conftest import Run
 
 from kvcalc.report.text import tables
-from kvcalc.report.text.table_layout import (
-    MAX_COLUMNS,
-    WIDTH,
-    Column,
-    Table,
-    cell_text,
-    choose_columns,
-    filled_columns,
-    lay_out,
-)
+from kvcalc.report.text.table_layout import MAX_COLUMNS, WIDTH, Column, Table, cell_text, choose_columns, filled_columns, lay_out
 
 WIDTHS = (40, 60, 80, 100, 120, 160, 200)
 LINES = {

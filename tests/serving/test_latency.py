@@ -6,13 +6,7 @@ from conftest import Run
 from kvcalc import Batch, Parallelism, UserError, load_gpu, load_model
 from kvcalc.question.serving_options import LatencyOptions
 from kvcalc.serving import request_latency
-from kvcalc.serving.request_latency import (
-    cost_per_million,
-    latency_records,
-    prefill_passes,
-    request,
-    token_projections,
-)
+from kvcalc.serving.request_latency import cost_per_million, latency_records, prefill_passes, request, token_projections
 from kvcalc.timing.deployment import TimedDeployment
 
 NAMES = ("llama-3.1-8b", "gpt-oss-20b", "deepseek-v3", "gemma-3-27b")

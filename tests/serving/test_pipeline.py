@@ -66,13 +66,7 @@ def test_each_micro_batch_has_the_maximum_number_of_tokens() -> None:
         assert HandTimer(HandClock(pp=stages)).stages == stages
 
 
-@pytest.mark.parametrize(
-    ("load", "tokens_per_s"),
-    [
-        ("--isl 1000 --osl 1000", 3802),
-        ("--isl 8192 --osl 1024", 654),
-    ],
-)
+@pytest.mark.parametrize(("load", "tokens_per_s"), [("--isl 1000 --osl 1000", 3802), ("--isl 8192 --osl 1024", 654)])
 def test_bounds_are_above_published_throughput(kvcalc: Run, load: str, tokens_per_s: int) -> None:
     """Llama-3.3-70B in NVFP4 with an fp8 cache on 2 RTX PRO 6000, TP1 PP2; NVIDIA gives tokens/s of each GPU.
 

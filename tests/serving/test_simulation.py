@@ -150,12 +150,7 @@ def test_goodput_counts_what_meets_every_goal() -> None:
 rows = st.lists(
     st.tuples(st.floats(0, 30), st.integers(1, 40), st.integers(1, 25)), min_size=1, max_size=30
 ).map(lambda found: sorted(found))  # fmt: skip
-servers = st.fixed_dictionaries(
-    {
-        "max_num_seqs": st.integers(1, 6),
-        "max_num_batched_tokens": st.integers(6, 64),
-    }
-)
+servers = st.fixed_dictionaries({"max_num_seqs": st.integers(1, 6), "max_num_batched_tokens": st.integers(6, 64)})
 
 
 @given(rows, servers, st.sampled_from(["static", "continuous"]), st.integers(20, 120), st.integers(1, 8), st.integers(0, 4))
