@@ -55,8 +55,6 @@ def read(text: str, kind: str) -> Cell:
             return by_decimals(text, {"%": 0.01})
         case "times":
             return by_digits(text, {"×": 1}) if "." in text or len(text) < 4 else by_decimals(text, {"×": 1})
-        case "reduction":
-            return read(text.removesuffix(" less"), "times")
         case "decimal_times":
             return by_decimals(text, {"×": 1})
         case "bytes":
@@ -80,9 +78,8 @@ def holds(text: str, value: Any, kind: str) -> bool:
         return text == str(value)
     if text == "< 1 µs":
         return 0 < float(value) < 1e-6
-    if text.endswith(" more"):
-        text, value = text.removesuffix(" more"), 1 / value
-    cell = read(text, kind)
+    value = 1 / value if text.endswith("× more") else value
+    cell = read(re.sub("(?<=×) (less|more)$", "", text), kind)
     return abs(cell.value - value) <= cell.half * (1 + 1e-9) + 1e-12 * abs(value)
 
 

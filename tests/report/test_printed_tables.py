@@ -17,7 +17,7 @@ Contract = dict[str, tuple[str, str]]
 # how `printed.holds` reads the formats of columns
 KINDS = {
     format_bytes: "bytes", per_token: "bytes", format_count: "count", seconds: "seconds", tables.kernel_seconds: "seconds",
-    tables.digits: "digits", ratio: "times", tables.reduction_words: "reduction", tables.percent: "percent", format_si: "si",
+    tables.digits: "digits", ratio: "times", tables.reduction_words: "times", tables.percent: "percent", format_si: "si",
     str: "text", tables.variant_name: "text",
 }  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_size(kvcalc: Run, line: str) -> None:
     "line",
     [
         "compare llama-3.1-8b --batch-size 1,8",
-        "compare gemma-3-27b --gpu l40s --context 1k,64k --variants none,mqa/int8,cla:2",
+        "compare gemma-3-27b --gpu l40s --context 1k,64k --variants none,mqa/int8,mha,cla:2",
     ],
 )
 def test_compare(kvcalc: Run, line: str) -> None:
