@@ -192,6 +192,16 @@ def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tm
     assert "boot 1 of 2, lines 1 to" in kvcalc(f"diagnose {tmp_path}/server.log").joined
 
 
+def test_weights_that_exceed_the_gpu_are_the_reason_of_a_failed_allocation(kvcalc: Run, tmp_path: Path) -> None:
+    """The log of a failed load has no size of the weights; the prediction has."""
+    start, _, rest = logs.NO_BLOCKS.replace("-FP8-dynamic", "").partition("(EngineCore_DP0 pid=9) INFO 10-01 09:01:00")
+    torch = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB.\n" + rest[-27:]
+    path = tmp_path / "server.log"
+    path.write_text(start + torch, encoding="utf-8")
+    sentence = "Failed: the weights need 131.45 GiB of one GPU, which has 79.18 GiB.\n"
+    assert kvcalc("diagnose", str(path)).out.startswith(sentence)
+
+
 def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> None:
     """79.18 GiB may be an H100 or an A100. Without a memory size, no GPU is guessed."""
     text = logs.V1_0_28.replace("INFO device_name=NVIDIA_L40S\n", "")
@@ -200,10 +210,10 @@ def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> No
     path.write_text(text.replace(words, "Free memory on device (78.7/79.18 GiB)"), encoding="utf-8")
     found = kvcalc("diagnose", str(path))
     assert (found.code, found.out) == (2, "")
-    assert "the log names no GPU, and 79.18 GiB can be h100-sxm or a100-80gb. Give it with --gpu" in found.err
+    assert "the log names no GPU, and 79.18 GiB can be h100-sxm or a100-80gb. Add --gpu h100-sxm or --gpu a100-80gb" in found.err
     assert kvcalc("diagnose", str(path), "--gpu", "a100-80gb").out.count("qwen3-14b on 1× a100-80gb, vllm 0.28.0") == 1
     path.write_text(text.replace(words, ""), encoding="utf-8")
-    assert "the log names no GPU. Give it with --gpu" in kvcalc("diagnose", str(path)).err
+    assert "the log names no GPU. Add --gpu, such as --gpu h100" in kvcalc("diagnose", str(path)).err
 
 
 COLOURED = "".join(f"\x1b[36mvllm-1  | \x1b[0m{line}\n" for line in logs.V1_0_10.splitlines())
@@ -327,7 +337,10 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
         (b"vLLM API server version 0.11.0\n", "has no start-up"),
         (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "the log names no model. Give it with --model"),
         (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Give it with --model"),
-        (b"non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 3 GiB\n", "names no GPU. Give it with --gpu"),
+        (
+            b"non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 3 GiB\n",
+            "names no GPU. Add --gpu, such as --gpu h100",
+        ),
     ],
 )
 def test_a_foreign_or_truncated_file_gets_one_sentence(kvcalc: Run, tmp_path: Path, data: bytes, said: str) -> None:

@@ -276,12 +276,12 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
     ]
     if not gpus:
         problem = f"names GPU {name!r}, which is not a preset" if name else "names no GPU"
-        raise UserError(f"the log {problem}", "Give it with --gpu")
+        raise UserError(f"the log {problem}", "Add --gpu, such as --gpu h100")
     size = f"{memory / 2**30:.2f} GiB"
     if len(gpus) > 1:
         *others, last = [gpu.name for gpu in gpus]
         problem = f"the log names no GPU, and {size} can be {', '.join(others)} or {last}"
-        raise UserError(problem, "Give it with --gpu")
+        raise UserError(problem, f"Add --gpu {gpus[0].name} or --gpu {last}")
     remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
     return with_memory(gpus[0], memory), remark
 

@@ -448,6 +448,10 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> 
         count = logged.options.requested_num_seqs
         load = f"{count:,} users of {tokens:,} tokens" if count > 1 else f"{tokens:,} tokens"
         return f"Failed: {load} need {needed} of KV cache, {remaining} are left."
+    budget = diagnosis.predicted.budget
+    if boot.failure in ("out_of_memory", "weights") and budget.weights > budget.memory:
+        weights, memory = format_bytes(budget.weights), format_bytes(budget.memory)
+        return f"Failed: the weights need {weights} of one GPU, which has {memory}."
     if boot.failure:
         short = diagnosis.logged("short")
         missing = f", {format_bytes(short)} are missing" if short else ""
