@@ -188,9 +188,9 @@ class GenerationRun:
         self.cache = None
         if mode == CACHED:
             self.cache = decoder.caches(request.batch_size, request.tokens)
-        self.calls = []
-        for past in (0, length - 1) if self.cache else (0,):
-            self.calls.append(count_operations(partial(self._next_token, past, length)))
+        pasts = (0, length - 1) if self.cache else (0,)
+        steps = [partial(self._next_token, past, length) for past in pasts]
+        self.calls = [*map(count_operations, steps)]
         for tensor in cache_tensors(self.cache or ()):
             tensor.zero_()
         self.seconds: list[float] = []

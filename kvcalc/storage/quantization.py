@@ -179,7 +179,7 @@ def family(name: str) -> str:
     Args:
         name: Name of a weight format.
     """
-    match = _SCALE16.fullmatch(name)
+    match = re.fullmatch(_SCALE16, name)
     return match[1] if match else name
 
 
@@ -196,15 +196,13 @@ def _measured(name: str, block_bytes: str, elements: str) -> WeightFormat:
 # of one matrix.
 # `fp8_scale16`, `int8_scale16_zp`: fp8 and int8 with scales of 16 bits in place of fp32, and `_zp`
 # a zero point of one byte for each. compressed-tensors gives scales the dtype of the weights.
-_SCALE16 = re.compile(
-    r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?"
-)
-_NAME_PATTERNS: list[tuple[re.Pattern[str], Callable[..., WeightFormat]]] = [
-    (re.compile(r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?"), _integers),
-    (re.compile(r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})"), _blocks),
-    (_SCALE16, _scale16),
-    (re.compile(r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})"), _measured),
-]
+_SCALE16 = r"(int8|fp8(?:_per_channel|_block128|_[1-9]\d{0,5}x[1-9]\d{0,5})?)_scale16(_zp)?"
+_NAME_PATTERNS: dict[str, Callable[..., WeightFormat]] = {
+    r"int([2-8])_g(\d{1,6}|-1)(_zp)?(_index)?": _integers,
+    r"fp8_([1-9]\d{0,5})x([1-9]\d{0,5})": _blocks,
+    _SCALE16: _scale16,
+    r"[a-z0-9_]{1,60}@(\d{1,15})/([1-9]\d{0,14})": _measured,
+}
 
 
 COMMON_FORMATS = "Common: fp8, int8, awq, gptq, nvfp4, mxfp4, q4_k_m, q8_0"
@@ -218,8 +216,8 @@ def _find_format(name: str) -> WeightFormat | None:
     plain = _SPELLINGS.get(name, name)
     if result := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
         return result
-    for pattern, build in _NAME_PATTERNS:
-        if match := pattern.fullmatch(name):
+    for pattern, build in _NAME_PATTERNS.items():
+        if match := re.fullmatch(pattern, name):
             return build(name, *match.groups())
     return None
 
@@ -231,7 +229,6 @@ def load_weight_format(name: str) -> WeightFormat:
 
     Args:
         name: The name, in any spelling.
-        noun: Word for the name in the error message, such as `quantization`.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
