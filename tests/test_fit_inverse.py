@@ -1,5 +1,4 @@
-"""The smallest resources for a request, the estimate that answers, the largest settings, and TensorRT-LLM's share of
-remaining memory."""
+"""The smallest resources for a request, the estimate that answers, the largest settings, and TensorRT-LLM's share."""
 
 import random
 from typing import Any
@@ -70,20 +69,15 @@ def test_the_greatest_settings_hold_and_the_next_do_not(version: str, length: in
 
 @pytest.mark.parametrize("length", [512, 40_000])
 @pytest.mark.parametrize("asked_for", [1, 20])
-@pytest.mark.parametrize(
-    ("model", "engine", "also"), [("llama-3.1-8b", "llama.cpp", {}), ("llama-3.1-8b", "llama.cpp", {"kv_unified": True})]
-)
-def test_the_longest_has_the_terms_of_its_own_length(
-    model: str, engine: str, also: dict[str, Any], asked_for: int, length: int
-) -> None:
-    """llama.cpp's mask has the length of the context. V0 processes the longest prompt in one pass, for plain heads up to
-    32,768 tokens."""
-    gpu = {"gpu": "a100-80gb", "max_num_seqs": asked_for}
-    found = asked(model, engine, max_model_len=length, **gpu, **also)
-    assert found.longest_length == found.needed.length == asked(model, engine, max_model_len=1000, **gpu, **also).longest_length
+@pytest.mark.parametrize("unified", [False, True])
+def test_the_longest_has_the_terms_of_its_own_length(unified: bool, asked_for: int, length: int) -> None:
+    """llama.cpp's mask has the length of the context."""
+    given: dict[str, Any] = {"gpu": "a100-80gb", "max_num_seqs": asked_for, "kv_unified": unified}
+    found, other = (asked("llama-3.1-8b", "llama.cpp", max_model_len=tokens, **given) for tokens in (length, 1000))
+    assert found.longest_length == found.needed.length == other.longest_length
     assert found.longest_length
     for tokens, holds in ((found.longest_length, True), (found.longest_length + 1, False)):
-        assert asked(model, engine, max_model_len=tokens, **gpu, **also).fits == holds
+        assert asked("llama-3.1-8b", "llama.cpp", max_model_len=tokens, **given).fits == holds
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "bloom-7b1", "gemma-4-e2b", "granite-4-h-micro"])
@@ -158,11 +152,13 @@ def test_require_counts_the_low_end(kvcalc: Run) -> None:
     assert [kvcalc(f"{line} --require {n}").code for n in (4, 5)] == [0, 1]
     assert kvcalc(f"{line} --require 5 --budget middle").code == 0
     assert kvcalc(line).out.startswith("5 users of 131,072 tokens, at least 4, fit on 8× h200 with tp 8")
+    # without a length, the longest that fits at the low end
+    shown, needed = (kvcalc(f"fit qwen3-32b --gpu h100{more} --json").records[0] for more in ("", " --require 1"))
+    assert shown["low_num_seqs"] == 1 and f"--max-model-len {needed['requested_model_len']}" in shown["command"]
 
 
 def test_tensorrt_llm_takes_a_share_of_what_remains() -> None:
-    """Blocks of 32 tokens: 4 layers of 2 · 2 · 16 elements in bf16. The share is 0.9 of the memory minus context and all
-    terms."""
+    """Blocks of 32 tokens: 4 layers of 2 · 2 · 16 bf16 elements. The share is 0.9 of the memory minus all terms."""
     model = small()
     found = asked(model, "trtllm", max_model_len=100)
     assert (found.plan.block_size, found.plan.bytes_per_block) == (32, 32 * 4 * 2 * 2 * 16 * 2)

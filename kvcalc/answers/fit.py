@@ -86,8 +86,11 @@ def run(
             for a table.
     """
     if not models and not file:
-        line = "kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k"
-        raise UserError("MODEL… is missing", f"Write `{line}`, or a file with -f")
+        raise UserError(
+            "MODEL… is missing",
+            "Write `kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k`, or a file "
+            "with -f",
+        )
     if file:
         if models or emit:
             raise UserError("--file names the models; leave out MODEL… and --emit")
@@ -114,11 +117,15 @@ def _file_answer(
         version = {"engine_version": server.version} if server.version else {}
         try:
             points, words = fit_points(server.words, placing, version | fit_values)
-            ranks = [deployment.parallelism for deployment, _ in points]
-            needed = min(rank.tp * rank.pp for rank in ranks)
+            needed = min(
+                deployment.parallelism.tp * deployment.parallelism.pp
+                for deployment, _ in points
+            )
             if 0 < server.num_gpus < needed:
-                text = f"needs {needed} GPUs, and the file gives it {server.num_gpus}"
-                notes.append(f"{server.name} does not start: it {text}")
+                notes.append(
+                    f"{server.name} does not start: it needs {needed} GPUs, and the file gives "
+                    f"it {server.num_gpus}"
+                )
                 continue
             answer = fit_answer(points, studies, words)
             answers.append((server.name, answer))
@@ -164,24 +171,25 @@ def fit_points(
 
     typed_models, loaded, stated, notes = _read_models(models, placing.get("set_", ()))
     placements = split_sizes(read_questions(PlacementOptions, stated | placing), loaded)
+    first = placements[0]
     if "max_num_seqs" in fit_values:
         stated.pop("users", None)
     asked = stated | fit_values
-    if placements[0].gpu.strip().lower() == AUTO:
+    if first.gpu.strip().lower() == AUTO:
         num_gpus = max(parallelism_of(placement).gpus for placement in placements)
         gpu, in_use, machine_notes = machine_of(num_gpus)
-        gpus = [with_memory(gpu, placements[0].memory)]
+        gpus = [with_memory(gpu, first.memory)]
         asked.setdefault("memory_in_use", in_use)
         notes += machine_notes
     else:
-        gpus = gpus_of(placements[0], is_timed=False)
+        gpus = gpus_of(first, is_timed=False)
     options = read_fit_options(asked)
     stages = range(sum(placement.pp for placement in placements))
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
     layers = range(max(model.layers for model in loaded))  # each stage looks for its own
     check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
     names = {model.name: word for model, word in zip(loaded, typed_models, strict=True)}
-    gpu_names = gpu_words(placements[0].gpu)
+    gpu_names = gpu_words(first.gpu)
     names |= {gpu.name: word for gpu, word in zip(gpus, gpu_names, strict=True)}
     points: list[Point] = []
     for model, gpu, placement, fit_option in product(loaded, gpus, placements, options):
@@ -195,17 +203,14 @@ def fit_points(
             engine_version=fit_option.engine_version,
         )
         points.append((deployment, fit_option))
-    extra_words = (
-        *(word for change in placing.get("set_", ()) for word in ("--set", change)),
-        *(("--from-log", fit_values["from_log"]) if fit_values.get("from_log") else ()),
-        *(("--memory", placements[0].memory) if placements[0].memory else ()),
-    )
-    has_all_experts = placements[0].enable_expert_parallel
+    pairs = [("--set", change) for change in placing.get("set_", ())]
+    pairs += [("--from-log", fit_values.get("from_log")), ("--memory", first.memory)]
+    extra_words = tuple(word for pair in pairs if pair[1] for word in pair)
     for gpu in gpus:
         if gpu.usable_share and gpu.memory_bytes % 2**30:
             gib = gpu.memory_bytes / 2**30
             notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
-    return points, TypedWords(names, extra_words, has_all_experts, stated, notes)
+    return points, TypedWords(names, extra_words, first.enable_expert_parallel, stated, notes)
 
 
 def _read_models(
@@ -263,8 +268,8 @@ def fit_answer(
     """
     from kvcalc.capacity.allocations import read_lengths
     from kvcalc.capacity.deployment_files import deployment_text
-    from kvcalc.capacity.deployment_fit import at_longest_length
     from kvcalc.capacity.fit_records import TypedRequest, fit_record, smallest_first
+    from kvcalc.capacity.suggested_fixes import at_longest_length
     from kvcalc.report.text.fit_text import fit_table
 
     fits, notes = _fits(points)

@@ -302,12 +302,11 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def stage(self) -> int:
         """Return the index of the pipeline stage that fits the smallest number of sequences."""
-        length, shared = self.length, self.options.shared_prefix
         capacities = []
         for stage, terms in enumerate(self.stage_terms[self.estimate]):
             plan, cache = self.plans[stage], self.cache_bytes(stage, terms)
-            sequences = plan.max_sequences(cache, length, shared)
-            capacities.append((sequences, plan.concurrency(cache, length), cache, stage))
+            sequences = plan.max_sequences(cache, self.length, self.options.shared_prefix)
+            capacities.append((sequences, plan.concurrency(cache, self.length), cache, stage))
         return min(capacities)[-1]
 
     @property
@@ -350,10 +349,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         """Return the bytes of one GPU for the KV cache in each estimate: "low", "middle", "high".
         The GPU is of `stage`, the stage that fits the fewest sequences. Bytes are negative if other
         memory exceeds the engine's share. A cache size in the options does not count."""
-        terms = {
-            name: stage_terms[self.stage] for name, stage_terms in self.stage_terms.items()
+        return {
+            name: self.remaining_bytes(stage_terms[self.stage])
+            for name, stage_terms in self.stage_terms.items()
         }
-        return {name: self.remaining_bytes(terms[name]) for name in terms}
 
     @cached_property
     def kv_budget(self) -> int:
@@ -372,8 +371,9 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def capacity(self) -> int:
         """Return how many sequences of `self.length` tokens the KV cache of the replica stores.
         The engine is set up for `max_num_seqs`, requested or default. The result may exceed it."""
-        shared = self.options.shared_prefix
-        sequences: int = self.plan.max_sequences(self.kv_budget, self.length, shared)
+        sequences: int = self.plan.max_sequences(
+            self.kv_budget, self.length, self.options.shared_prefix
+        )
         return sequences * self.ranks.dp
 
     @cached_property
@@ -430,7 +430,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             stage: Index of the pipeline stage.
             max_num_seqs: Setting of the engine per dp rank; None means `self.max_num_seqs`.
         """
-        count, plan = self.num_requested, self.plans[stage]
+        count = self.num_requested
         if self.engine.has_context_buffers:
             length = largest_fitting(
                 lambda tokens: self._fits_stage(
@@ -440,7 +440,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             return None if length == MAX_TOKENS else length
         terms = self.memory(self.startup(stage, max_num_seqs), self.estimate)
         cache = self.cache_bytes(stage, terms)
-        return plan.max_length(cache, count, self.options.shared_prefix)
+        return self.plans[stage].max_length(cache, count, self.options.shared_prefix)
 
     def _longest_length_of_stages(self, max_num_seqs: int | None = None) -> int | None:
         """Return the smallest `max_length` of all stages."""
@@ -687,14 +687,3 @@ def fit(deployment: TimedDeployment, options: FitOptions | None = None) -> Fit:
     result = make_fit(deployment, run, options, release, remarks)
     _ = result.stage  # an engine may refuse the layers
     return result
-
-
-def at_longest_length(result: Fit) -> Fit:
-    """Return the capacity at the longest context that fits, if the request states no context.
-    This context replaces the model's maximum. Return `result` unchanged if it fits, if a context
-    was requested, or if no token fits."""
-    if result.fits or result.options.max_model_len or not result.longest_length:
-        return result
-    options = replace(result.options, max_model_len=result.longest_length)
-    shorter = fit(result.requested, options)
-    return shorter if shorter.fits else result

@@ -287,13 +287,17 @@ def advice(
 def _missing(result: Fit) -> str:
     """Return the missing memory in words."""
     if missing := result.missing_free_bytes:
-        size = format_bytes(missing)
-        return f"{result.engine.title} needs {size} more free memory next to other processes"
+        return (
+            f"{result.engine.title} needs {format_bytes(missing)} more free memory next to "
+            "other processes"
+        )
     if result.shortage_bytes and not result.has_given_cache:
         budget = result.estimate_budget
         if budget.weights_fit:
-            shortage = format_bytes(result.shortage_bytes)
-            return f"weights, activations and overhead are {shortage} over"
+            return (
+                "weights, activations and overhead are "
+                f"{format_bytes(result.shortage_bytes)} over"
+            )
         return f"weights alone are {format_bytes(budget.weights - budget.share)} over"
     pool = result.plan.pool(result.kv_budget)
     return f"needs {format_bytes(result.needed.cache)} of KV cache, has {format_bytes(pool)}"
@@ -381,3 +385,27 @@ def _shorter_context(result: Fit) -> Iterator[ConfigChange]:
     """
     if result.longest_length and not result.sequences:
         yield ConfigChange.of(result).changed(max_model_len=result.longest_length)
+
+
+def at_longest_length(result: Fit) -> Fit:
+    """Return the capacity at the longest context that fits, if the request states no context.
+
+    This context replaces the model's maximum. It fits in the low estimate of the KV cache budget,
+    so that the engine starts with it. If no token fits in the low estimate, the requested estimate
+    counts. Return `result` unchanged if a context was requested, if no token fits, or if the
+    request fits and the low estimate fits at least one sequence.
+
+    Args:
+        result: The capacity at the model's maximum, or at the requested context.
+    """
+    options = result.options
+    if options.max_model_len:
+        return result
+    budget = options.budget or "low" * result.engine.has_memory_range
+    for tried in (fit(result.requested, replace(options, budget=budget)), result):
+        if result.fits and tried.sequences:
+            break
+        if tried.longest_length:
+            options = replace(tried.options, max_model_len=tried.longest_length)
+            return fit(result.requested, options)
+    return result

@@ -84,7 +84,8 @@ class FitQuestion(EngineSettings, frozen=True):
         users: Sequences of the whole replica that must fit, instead of `max_num_seqs`.
         from_log: File of memory corrections that `diagnose --save` wrote.
         budget: Estimate of the KV cache budget that decides what fits: low (cautious), middle or
-            high. "" is low if `require` is set, else middle.
+            high. "" is low if `require` is set, else middle. Without `max_model_len`, `fit` also
+            uses low if no sequence of the model's maximum length fits in the low estimate.
         enforce_eager: Whether the engine runs without CUDA graphs and compilation.
         max_loras: Slots for LoRA adapters.
         max_lora_rank: Largest rank of an adapter, for which each slot is reserved.

@@ -48,6 +48,7 @@ COLUMNS_IF_DIFFERENT = [
     "dtype",
     "kv_cache_dtype",
     "requested_num_seqs",
+    "fits",
 ]
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
@@ -90,17 +91,18 @@ def fit_table(
     for record, result in zip(records, fits, strict=True):
         longest = record["longest_context"]
         row = {
+            **record,
             "missing_bytes": None if result.fits else -result.headroom_bytes,
             "longest": "no limit" if longest is None else f"{longest:,}",
         }
-        rows.append({**record, **row})
+        rows.append(row)
     table_columns = [
         c
         for c in COLUMNS
         if c.key not in COLUMNS_IF_DIFFERENT or has_different_values(records, c.key)
     ]
-    if all(result.fits for result in fits):
-        table_columns = [c for c in table_columns if c.key != "fits"]
+    if not any(result.needed.cache for result in fits):
+        table_columns = [c for c in table_columns if "kv_budget" not in c.key]
     index = _described_row(records, fits)
     result = fits[index]
     notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
@@ -108,7 +110,7 @@ def fit_table(
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
         rows.insert(0, rows.pop(index))
-        title = _fit_sentence(records, fits, index)
+        title = _fit_sentence(records, fits, index, bool(typed))
         images = _image_notes(records)
         notes += _users_notes(records[index], result, None if images else fixes[0])
         notes += images
@@ -134,7 +136,7 @@ def _described_row(records: Records, fits: Sequence[Fit]) -> int:
     """
     if not fits[0].fits:
         return max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
-    return max(_comparable_fits(records, fits), key=lambda i: fits[i].sequences, default=0)
+    return max(_comparable_fits(records, fits), key=lambda i: fits[i].sequences)
 
 
 def _users_notes(record: Record, result: Fit, change: ConfigChange | None) -> list[str]:
@@ -161,12 +163,13 @@ def _users_notes(record: Record, result: Fit, change: ConfigChange | None) -> li
 def _image_notes(records: Records) -> list[str]:
     """Return notes on the tokens of a request that the images of `--limit-mm-per-prompt` take."""
     first = records[0]
-    images, length = first.get("images") or 0, first["requested_model_len"]
+    images = first.get("images") or 0
     tokens = images * first.get("image_tokens", 0)
     if not tokens:
         return []
     return [
-        f"Requests have {length:,} tokens, and {plural(images, 'image')} may need {tokens:,}."
+        f"Requests have {first['requested_model_len']:,} tokens, and {plural(images, 'image')} "
+        f"may need {tokens:,}."
     ]
 
 
@@ -184,23 +187,28 @@ def _comparable_fits(records: Records, fits: Sequence[Fit]) -> list[int]:
     ]
 
 
-def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
-    """Return the users that fit on the best configuration, and at the longest length."""
+def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: bool) -> str:
+    """Return the users that fit on the best configuration, and at the longest length.
+
+    Args:
+        is_server: Whether the request is an engine's command line. If it limits the users, the
+            sentence is about this maximum first.
+    """
     record, best = records[index], fits[index]
-    place, users = placement_words(record), plural(best.sequences, "user")
+    place, limit = placement_words(record), best.options.max_num_seqs
     last = [f for f in fits if f.requested == best.requested and f.engine is best.engine][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
-        free = format_bytes(record["kv_budget_bytes"])
         return answer_sentence(
-            f"{record['model']} fits on {place}, stores no KV cache and leaves {free} free"
+            f"{record['model']} fits on {place}, stores no KV cache and leaves "
+            f"{format_bytes(best.kv_budget)} free"
         )
-    counts = f"{users} of {best.length:,} tokens"
+    counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
     clauses: list[str] = []
     if last.length != best.length:
         counts += f" or {last.sequences:,} of {last.length:,}"
     elif last.options.requested_num_seqs != best.options.requested_num_seqs:
         lengths = [
-            (f.longest_length and f"{f.longest_length:,}") or "unlimited" for f in (best, last)
+            f"{f.longest_length:,}" if f.longest_length else "unlimited" for f in (best, last)
         ]
         counts = (
             f"{plural(best.options.requested_num_seqs, 'user')} of {lengths[0]} tokens or "
@@ -208,9 +216,13 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int) -> str:
         )
     else:
         low = record["low_num_seqs"]
-        if low and low < best.sequences:
-            counts += f", at least {low:,},"
-        clauses = _fit_clauses(records, fits, index)
+        minimum = f", at least {low:,}" if low is not None and low < best.sequences else ""
+        if is_server and limit and limit < best.sequences:
+            counts = f"{plural(limit, 'user')} of {best.length:,} tokens, the server's maximum,"
+            clauses = [f", with memory for {best.sequences:,}{minimum}"]
+        else:
+            counts += minimum and f"{minimum},"
+            clauses = _fit_clauses(records, fits, index)
     if has_different_values(records, "model"):
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
     is_single = counts.startswith("1 user ") and " or " not in counts
@@ -227,21 +239,27 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
     least = min(rivals, key=lambda i: fits[i].sequences)
     if fits[least].sequences < best.sequences:
         joint = " and" if " with " in placement_words(record) else " with"
-        clauses.append(f"{joint} {names[index]}")
-        clauses.append(f", {fits[least].sequences:,} with {names[least]}")
+        clauses += [
+            f"{joint} {names[index]}",
+            f", {fits[least].sequences:,} with {names[least]}",
+        ]
     if len({placement_words(r) for r in records}) > 1:
         clauses.append(", the smallest that fits")
     elif best.length == best.longest_length and best.length < maximum:
         clauses.append(f", less than the model's maximum of {maximum:,}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
-    setting, wanted = UTILIZATION_NAMES.get(record["engine"]), best.options.requested_num_seqs
-    if setting and record["needed_utilization"] and 1 < wanted < best.sequences:
-        clauses.append(f", and {wanted:,} need {setting} {record['needed_utilization']:g}")
+    setting, options = UTILIZATION_NAMES.get(record["engine"]), best.options
+    wanted = options.requested_num_seqs
+    is_stated = wanted > 1 or (options.max_num_seqs or options.users or options.require) == 1
+    if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
+        verb = "needs" if wanted == 1 else "need"
+        clauses.append(f", and {wanted:,} {verb} {setting} {record['needed_utilization']:g}")
         return clauses
-    tokens = record["kv_tokens"] or 0
-    if tokens > best.length and not (clauses or best.options.max_model_len):
-        clauses.append(f", in a cache of {tokens:,} tokens")
+    tokens, dp = record["kv_tokens"], best.ranks.dp
+    if tokens > best.length and not (clauses or options.max_model_len):
+        caches = f"{dp} caches" if dp > 1 else "a cache"
+        clauses.append(f", in {caches} of {tokens:,} tokens")
     return clauses
 
 
@@ -331,20 +349,23 @@ def _utilization(records: Records) -> list[str]:
 
 def _accuracy(result: Fit, num_configs: int) -> list[str]:
     """Return a note on the range of the KV cache budget, if the engine's memory has a range."""
-    has_range = result.engine.has_memory_range and not result.has_given_cache
-    if not has_range or not result.budget_at("high"):
+    has_range = result.engine.has_memory_range and result.budget_at("high")
+    if not has_range or result.has_given_cache:
         return []
     gpu = f"{result.gpu.name}: " if num_configs > 1 else ""
-    if (end := result.estimate) != "middle":
-        size = format_bytes(result.budget_at(end))
-        return [f"{gpu}Users are for {size} of KV cache/GPU, the {end} end of its range."]
+    if (end := result.estimate) != "middle" and result.needed.cache:
+        return [
+            f"{gpu}Users are for {format_bytes(result.kv_budget)} of KV cache/GPU, the {end} "
+            "end of its range."
+        ]
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
     if low[-3:] == high[-3:]:
         low = low[:-4]
     source = f" in 90% of published {result.options.engine} starts"
     if result.options.from_log:
         source = ", corrected by the log"
-    return [f"{gpu}KV cache/GPU is {low} to {high}{source}."]
+    memory = "KV cache" if result.needed.cache else "Free memory"
+    return [f"{gpu}{memory}/GPU is {low} to {high}{source}."]
 
 
 def _details(
@@ -360,8 +381,10 @@ def _details(
     lines += placement_lines(first)
     lines += [note for f in fits for note in f.notes]
     for gpu in (f.gpu for f in fits if f.gpu.usable_share):
-        usable, memory = format_bytes(gpu.usable_bytes), format_bytes(gpu.memory_bytes)
-        lines.append(f"{gpu.name}: the system lets the GPU use {usable} of {memory} by default")
+        lines.append(
+            f"{gpu.name}: the system lets the GPU use {format_bytes(gpu.usable_bytes)} of "
+            f"{format_bytes(gpu.memory_bytes)} by default"
+        )
     # published quality of the formats that the answer suggests, for this model only
     costs = (change.cost for change in fixes if change)
     lines += [text for text in costs if is_measured_on(result.model.name, text)]
@@ -393,8 +416,8 @@ def memory_line(result: Fit) -> str:
     """
     end = f" at the {result.estimate} end" if result.estimate != "middle" else ""
     parts = [f"{name} {format_bytes(size)}" for name, size in result.memory_parts().items()]
-    memory = format_bytes(result.budget.memory)
-    return f"{result.gpu.name}: {memory} of memory{end}: {', '.join(parts)}"
+    memory = f"{format_bytes(result.budget.memory)} of memory{end}"
+    return f"{result.gpu.name}: {memory}: {', '.join(parts)}"
 
 
 def cost_lines(record: Record) -> list[str]:
@@ -478,15 +501,15 @@ def allocation_table(run: AllocationRun) -> Table:
         run: Result of the requests in all three allocators.
     """
     pages, slots = run.pages, run.slots
-    num_slots = len(slots.queue) + len(slots.tables)
     wastes = [
         f"{waste.share:.1%} of {name}"
         for name, waste in zip(NAMES.values(), run.wastes, strict=True)
     ]
     notes = [
         "",
-        f"{pages.memory:,} tokens of memory: {plural(num_slots, 'contiguous slot')} of "
-        f"{slots.block:,}, {pages.memory // pages.block:,} pages of {pages.block}",
+        f"{pages.memory:,} tokens of memory: "
+        f"{plural(len(slots.queue) + len(slots.tables), 'contiguous slot')} of {slots.block:,}, "
+        f"{pages.memory // pages.block:,} pages of {pages.block}",
         f"Empty: {', '.join(wastes)}",
     ]
     last = run.records[-1]
