@@ -57,7 +57,7 @@ LATENCY = columns(
     hidden="gpus fits max_num_seqs speedup",
 )
 SPECULATION = (
-    *columns(LatencyRecord, LENGTHS, inputs=LENGTHS),
+    *columns(LatencyRecord, f"gpu {LENGTHS}", inputs=f"gpu {LENGTHS}"),
     *columns(
         SpeculationRecord,
         "draft num_speculative_tokens acceptance_rate tokens_per_step speculative_tpot_s "
