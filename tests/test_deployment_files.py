@@ -125,6 +125,13 @@ def test_a_server_that_cannot_start_gives_status_1(kvcalc: Run, tmp_path: Path) 
     assert kvcalc(f"fit -f {written(tmp_path, 'services: {a: *b}')}").code == 2
 
 
+def test_flags_that_are_not_counted_are_repeated(kvcalc: Run) -> None:
+    flags = "--cudagraph-capture-sizes 1 2 4 --port 9000"
+    assert kvcalc(f"fit --gpu h100 -- vllm serve gpt2 {flags}").out.endswith(f"vllm serve openai-community/gpt2 {flags}\n")
+    text = kvcalc(f"fit --gpu h100 --emit docker -- vllm serve gpt2 {flags}").out
+    assert "-p 9000:9000 " in text and text.endswith(f" {flags}\n")
+
+
 @pytest.mark.parametrize("kind", ["vllm", "docker", "compose", "kubernetes"])
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "sglang --engine-version 0.5.3", "llama.cpp"])
 def test_what_emit_writes_is_the_same_deployment(kvcalc: Run, tmp_path: Path, kind: str, engine: str) -> None:

@@ -46,6 +46,7 @@ class TypedWords(NamedTuple):
         stated: Options that an engine's command line states, by their names in `fit`; empty if the
             request has no engine's command line.
         notes: Notes for the user about the engine's command line, such as flags that are ignored.
+        flags: Flags of the engine's command line that are not counted; "" for none.
     """
 
     names: Mapping[str, str] = {}
@@ -53,6 +54,7 @@ class TypedWords(NamedTuple):
     has_all_experts: bool = False
     stated: Settings = {}
     notes: Sequence[str] = ()
+    flags: str = ""
 
 
 def run(
@@ -169,7 +171,7 @@ def fit_points(
     from kvcalc.library.load import AUTO, with_memory
     from kvcalc.timing.deployment import TimedDeployment
 
-    typed_models, loaded, stated, notes = _read_models(models, placing.get("set_", ()))
+    typed_models, loaded, stated, notes, flags = _read_models(models, placing.get("set_", ()))
     placements = split_sizes(read_questions(PlacementOptions, stated | placing), loaded)
     first = placements[0]
     if "max_num_seqs" in fit_values:
@@ -210,14 +212,15 @@ def fit_points(
         if gpu.usable_share and gpu.memory_bytes % 2**30:
             gib = gpu.memory_bytes / 2**30
             notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
-    return points, TypedWords(names, extra_words, first.enable_expert_parallel, stated, notes)
+    has_all_experts = first.enable_expert_parallel
+    return points, TypedWords(names, extra_words, has_all_experts, stated, notes, flags)
 
 
 def _read_models(
     words: Sequence[str], changes: Sequence[str]
-) -> "tuple[list[str], list[Model], Settings, list[str]]":
-    """Return the typed words with their models, the options stated in an engine's command line, and
-    notes."""
+) -> "tuple[list[str], list[Model], Settings, list[str], str]":
+    """Return the typed words with their models, the options stated in an engine's command line,
+    notes, and the flags that are not counted."""
     if len(words) > 1 or " " in words[0].strip():
         from kvcalc.capacity.command_line import is_command, read_command
         from kvcalc.capacity.engine_flags import DIALECTS
@@ -244,8 +247,9 @@ def _read_models(
                 [with_changes(command.model, remaining)],
                 stated,
                 notes,
+                " ".join(command.ignored),
             )
-    return model_words(words), models_of(words, changes), {}, []
+    return model_words(words), models_of(words, changes), {}, [], ""
 
 
 def fit_answer(
@@ -282,7 +286,7 @@ def fit_answer(
     records = []
     for fit in fits:
         model, gpu = (words.names.get(item.name, "") for item in (fit.model, fit.gpu))
-        typed = TypedRequest(model, gpu, words.extra_words, words.has_all_experts)
+        typed = TypedRequest(model, gpu, words.extra_words, words.has_all_experts, words.flags)
         records.append(fit_record(fit, lengths, studies.seed, typed))
 
     def draw() -> "list[Chart]":
@@ -301,7 +305,7 @@ def fit_answer(
         text = deployment_text(records[0], first.gpu, first.options.engine_version, emit)
     return Answer(
         records,
-        lambda: [fit_table(records, fits, names, words.has_all_experts)],
+        lambda: [fit_table(records, fits, names, words.has_all_experts, words.flags)],
         draw,
         _yaml=text,
         _formulas=formulas,

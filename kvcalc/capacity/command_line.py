@@ -185,6 +185,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     if not name:
         raise UserError(f"that {dialect.engine} command line names no model", COMMAND_FORMS)
     command = interpret_flags(dialect, name, values, changes)
+    ignored = [flag.removesuffix(f" {name}") for flag in ignored]
     version = image_version(" ".join(words[: len(words) - len(flag_words)]))
     release = {"engine_version": version} if version else {}
     return command._replace(ignored=tuple(ignored), settings=command.settings | release)
@@ -216,7 +217,10 @@ def _parse_flags(
         if can_take and not _is_flag(next_word):
             text = waiting.pop()
         if flag is None or flag.name == "-":
-            ignored.append(word if has_value or not text else f"{word} {text}")
+            flag_words = [word] if has_value or not text else [word, text]
+            while waiting and waiting[-1].isdigit():  # a list, such as 1 2 4
+                flag_words.append(waiting.pop())
+            ignored.append(shlex.join(flag_words))
         elif is_switch:
             if text.lower() not in ("false", "0"):
                 values[flag.name] = flag.setting

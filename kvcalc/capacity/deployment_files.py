@@ -265,10 +265,11 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
     import yaml
 
     name = re.sub("[^a-z0-9]+", "-", record["model"].lower()).strip("-")
-    # such as VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
-    settings = dict(re.findall(r"^(\w+)=(\S+)", line))
+    settings = dict(re.findall(r"^(\w+)=(\S+)", line))  # VLLM_ALLOW_LONG_MAX_MODEL_LEN=1
     dialect, words = DIALECTS[record["engine"]], split([line])[len(settings) :]
     image, port, words = dialect.container(words, version)
+    if typed_port := re.search(r"--port[ =](\d+)", line):
+        port = int(typed_port[1])
     if kind == "docker":
         start = f"docker run --gpus {num_gpus} --ipc host -p {port}:{port} -e HF_TOKEN"
         start += "".join(f" -e {key}={value}" for key, value in settings.items())

@@ -41,12 +41,14 @@ class TypedRequest(NamedTuple):
         gpu: Name or file of the GPU model as typed; "" if it equals the GPU model's own name.
         options: Words of typed kvcalc options that no flag of an engine expresses.
         all_experts: Whether the request has `--enable-expert-parallel`.
+        flags: Flags of the engine's command line that are not counted; "" for none.
     """
 
     model: str = ""
     gpu: str = ""
     options: tuple[str, ...] = ()
     all_experts: bool = False
+    flags: str = ""
 
 
 NOTHING_TYPED = TypedRequest()
@@ -287,7 +289,8 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
     is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
     gpu = typed.gpu if is_file else result.gpu.name
     words = shlex.join(["--gpu", gpu, *typed.options, *written.options])
-    return written.line, f"kvcalc fit {words} -- {written.line}"
+    line = f"{written.line} {typed.flags}".rstrip()
+    return line, f"kvcalc fit {words} -- {line}"
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:

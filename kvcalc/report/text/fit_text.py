@@ -72,20 +72,20 @@ def fit_table(
     fits: Sequence[Fit],
     typed: Mapping[str, str] | None,
     all_experts: bool,
+    typed_flags: str,
 ) -> Table:
     """Return the table that `fit` prints, with one row per configuration.
 
-    The title names the smallest configuration that fits. If none fits, it names the memory that
-    the closest configuration lacks.
+    The title names the smallest configuration that fits, else the memory that the closest lacks.
 
     Args:
         records: Records of `fit`, one per configuration.
         fits: The memory and capacity of each configuration, in the order of `records`. If any
             configuration fits, the first is the smallest that does.
-        typed: Name of a model → the word that the user typed for it in an engine's command line. If
-            given, suggested changes are written as the engine's own flags. None without such a
-            line.
+        typed: Name of a model → the word for it in a typed command line, whose flags then express
+            suggested changes. None without such a line.
         all_experts: Whether the request has `--enable-expert-parallel`.
+        typed_flags: Flags of the typed command line that are not counted.
     """
     rows = []
     for record, result in zip(records, fits, strict=True):
@@ -123,6 +123,7 @@ def fit_table(
         )
         fixes += advised.fixes.values() if advised else ()
         notes.append(note)
+        command = command and f"{command} {typed_flags}".rstrip()
     details = _details(records, fits, result, fixes)
     commands = [command] if command else []
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
