@@ -141,6 +141,7 @@ def test_a_given_size_skips_the_weight_check(kvcalc: Run) -> None:
     result = kvcalc(f"{line} trtllm --format json")  # max_gpu_total_bytes is a maximum
     assert result.records[0]["max_num_seqs"] == 29
     assert "TensorRT-LLM takes at most 58.38 GiB for the cache" in result.err
+    assert "no flag of TensorRT-LLM sets a cache size; the command has none" in result.err
 
 
 def test_data_parallel_replicas_share_the_sequences() -> None:

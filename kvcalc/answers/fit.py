@@ -315,11 +315,12 @@ def fit_answer(
 
 
 def _notes_on_fits(fits: "Sequence[Fit]", lengths: Sequence[int]) -> list[str]:
-    """Return notes on the models, on lengths above a maximum and on caches above the memory.
+    """Return notes on the models, on lengths above a maximum and on cache sizes in the options.
 
     Args:
         lengths: Tokens of each sequence of `--lengths`.
     """
+    from kvcalc.capacity.engine_flags import DIALECTS
     from kvcalc.units import format_bytes
 
     notes = remarks([fit.model for fit in fits], 0)
@@ -333,10 +334,20 @@ def _notes_on_fits(fits: "Sequence[Fit]", lengths: Sequence[int]) -> list[str]:
             notes.append(
                 f"{fit.gpu.name}: weights are not checked; with this cache they need {size} more"
             )
-        if fit.kv_budget < (fit.options.kv_cache_memory_bytes or 0):
+        given = fit.options.kv_cache_memory_bytes or 0
+        if fit.kv_budget < given:
             size = format_bytes(fit.kv_budget)
             notes.append(
                 f"{fit.gpu.name}: {fit.engine.title} takes at most {size} for the cache"
+            )
+        dialect = DIALECTS.get(fit.engine.name)
+        if (
+            given
+            and dialect
+            and not (dialect.flag("kv_cache_memory_bytes") or dialect.max_slots)
+        ):
+            notes.append(
+                f"no flag of {fit.engine.title} sets a cache size; the command has none"
             )
     return notes
 
