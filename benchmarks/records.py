@@ -133,7 +133,7 @@ def run(command: str) -> Run:
     found: Run = {"command": command}
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()):
         try:
-            status = app.build(words[0])(words, standalone_mode=False)
+            status = app.build(words)(words, standalone_mode=False)
             status = getattr(status, "status", status)  # newer commands return a value with the status
             found |= {"records": json.loads(out.getvalue())} | ({"status": status} if status else {})
         except UserError as error:
