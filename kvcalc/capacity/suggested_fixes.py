@@ -387,6 +387,18 @@ def _shorter_context(result: Fit) -> Iterator[ConfigChange]:
         yield ConfigChange.of(result).changed(max_model_len=result.longest_length)
 
 
+def at_low_estimate(result: Fit) -> Fit:
+    """Return the capacity in the low estimate of the KV cache budget.
+
+    If the request selects an estimate, or if the engine has only one, that estimate counts.
+
+    Args:
+        result: The capacity in any estimate.
+    """
+    budget = result.options.budget or "low" * result.engine.has_memory_range
+    return fit(result.requested, replace(result.options, budget=budget))
+
+
 def at_longest_length(result: Fit) -> Fit:
     """Return the capacity at the longest context that fits, if the request states no context.
 
@@ -401,11 +413,9 @@ def at_longest_length(result: Fit) -> Fit:
     options = result.options
     if options.max_model_len:
         return result
-    budget = options.budget or "low" * result.engine.has_memory_range
-    for tried in (fit(result.requested, replace(options, budget=budget)), result):
+    for tried in (at_low_estimate(result), result):
         if result.fits and tried.sequences:
             break
         if tried.longest_length:
-            options = replace(tried.options, max_model_len=tried.longest_length)
-            return fit(result.requested, options)
+            return fit(result.requested, replace(options, max_model_len=tried.longest_length))
     return result

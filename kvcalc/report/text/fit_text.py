@@ -16,6 +16,7 @@ from kvcalc.capacity.suggested_fixes import (
     Advice,
     ConfigChange,
     advice,
+    at_low_estimate,
     join_with_or,
     small_cache,
 )
@@ -246,7 +247,10 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
         ]
     if len({placement_words(r) for r in records}) > 1:
         clauses.append(", the smallest that fits")
-    elif best.length == best.longest_length and best.length < maximum:
+    elif best.length < maximum and best.length in (
+        best.longest_length,
+        at_low_estimate(best).longest_length,
+    ):
         clauses.append(f", less than the model's maximum of {maximum:,}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
