@@ -270,8 +270,6 @@ def fit_answer(
         emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.
     """
-    from kvcalc.capacity.allocations import read_lengths
-    from kvcalc.capacity.deployment_files import deployment_text
     from kvcalc.capacity.fit_records import TypedRequest, fit_record, smallest_first
     from kvcalc.capacity.suggested_fixes import at_longest_length
     from kvcalc.report.text.fit_text import fit_table
@@ -282,7 +280,11 @@ def fit_answer(
     fits = smallest_first(fits)
     if allocations:
         return _allocations_answer(fits[0], allocations)
-    lengths = read_lengths(studies.lengths, studies.seed) if studies.lengths else []
+    lengths = []
+    if studies.lengths:
+        from kvcalc.capacity.allocations import read_lengths
+
+        lengths = read_lengths(studies.lengths, studies.seed)
     records = []
     for fit in fits:
         model, gpu = (words.names.get(item.name, "") for item in (fit.model, fit.gpu))
@@ -302,6 +304,8 @@ def fit_answer(
     names = words.names if words.stated else None
     text, first = "", fits[0]
     if emit and first.fits:
+        from kvcalc.capacity.deployment_files import deployment_text
+
         text = deployment_text(records[0], first.gpu, first.options.engine_version, emit)
     return Answer(
         records,

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.allocations import FragmentationResult, paged_waste, simulate_first_fit
-from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.fit_options import FitOptions, options_for
@@ -244,6 +242,8 @@ def _transfer_keys(result: Fit) -> CacheTransferRecord:
 def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
     """Return the record keys about the waste of three allocators for these lengths, cut at
     max_model_len."""
+    from kvcalc.capacity.allocations import FragmentationResult, paged_waste, simulate_first_fit
+
     requests = [min(length, result.length) for length in lengths]
     slots = result.plan.tokens(result.kv_budget, result.length)
     contiguous = paged_waste(requests, result.length)
@@ -279,6 +279,8 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
         result: The capacity of the configuration.
         typed: The request as the user typed it.
     """
+    from kvcalc.capacity.command_line import command_of
+
     options, dialect = result.options, DIALECTS.get(result.options.engine)
     if dialect and dialect.max_slots and result.fits and not options.max_num_seqs:
         slots = min(options.users or result.sequences, dialect.max_slots)

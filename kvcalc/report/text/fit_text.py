@@ -6,9 +6,9 @@ Further parts: sentences about batches that do not fit, `fit --allocations` and 
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.allocations import AllocationRun
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.suggested_fixes import (
@@ -32,6 +32,9 @@ from kvcalc.report.text.tables import (
     plural,
 )
 from kvcalc.units import format_bytes
+
+if TYPE_CHECKING:
+    from kvcalc.capacity.allocations import AllocationRun
 
 COLUMNS = columns(
     FitRow,
@@ -496,7 +499,7 @@ ALLOCATION_COLUMNS = columns(
 )
 
 
-def allocation_table(run: AllocationRun) -> Table:
+def allocation_table(run: "AllocationRun") -> Table:
     """Return the table of `fit --allocations`: a row per request, columns per cache allocator.
 
     Cells show whether the request succeeds, and what is free or wasted afterwards. The allocators

@@ -7,14 +7,16 @@ A table's title is its answer. At most MAX_COLUMNS columns are shown, fewer if t
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from kvcalc.errors import printable
 from kvcalc.records import Record, Records
-from kvcalc.report.charts.chart import Chart
 from kvcalc.report.row_names import sides
+
+if TYPE_CHECKING:
+    from kvcalc.report.charts.chart import Chart
 
 WIDTH = 100  # characters of a line on a pipe
 MAX_COLUMNS = 9
@@ -443,7 +445,7 @@ def table_html(table: Table) -> str:
     return page + (f'<ul class="notes">{items}</ul>' if items else "")
 
 
-def svgs_html(charts: Sequence[Chart]) -> list[str]:
+def svgs_html(charts: "Sequence[Chart]") -> list[str]:
     """Return each chart as inline SVG for one HTML page, in the order of `charts`.
 
     Its colours are the page's CSS variables, and its ids are unique on the page.
