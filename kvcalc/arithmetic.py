@@ -154,9 +154,10 @@ def least_over(
         choices: The alternatives, each a tuple of numbers, such as (rows, columns) of a tile.
         cost: Function of the numbers of one choice, such as `cost(rows, columns)`. It returns a
             cost in any unit.
-        like: A number or an array with the shape of one cost. If it is a number, `cost` is called
-            once for each choice. If it is an array, `cost` is called only once. Each argument is
-            then an array whose first axis has one element per choice.
+        like: A number or an array with the shape of one cost, which the result has too; its values
+            do not matter. If it is a number, `cost` is called once for each choice. If it is an
+            array, `cost` is called only once, with arguments of shape [choices, 1, …]. It then
+            returns costs of shape [choices, *shape of `like`].
     """
     if isinstance(like, NUMBERS):
         return min(cost(*choice) for choice in choices)

@@ -163,8 +163,8 @@ class ClosestMisses:
 
         Args:
             batch: Candidates (deployments with replicas) and their violation factors.
-            is_failing: Boolean array [candidates]: whether the candidate misses a target and may be
-                stored.
+            is_failing: Boolean array [candidates]. Only candidates with True are compared. The
+                caller sets True if a candidate misses a target and is of interest for advice.
             rows: Index of each candidate's GPU model in the list of GPU models of the search
                 [candidates].
             orders: Number by which candidates with equal violation factors are compared
@@ -594,7 +594,8 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
 
     Args:
         answer: The result of the search.
-        space: The deployments that were tried.
+        space: The search space of this search. Its engine and engine options are in the command
+            lines.
     """
     records: list[PlanRecord] = []
     for candidate in answer.listed:

@@ -177,9 +177,9 @@ class DeploymentTimer:
         """Return (TTFT, TPOT, end-to-end time) of requests in seconds; NaN if unknown.
 
         TTFT is the time to the first token, TPOT the time per output token. The axes of the arrays
-        are the deployments of the timer, and its numbers of concurrent sequences (`counts`). Decode
-        steps are timed only for numbers of sequences that fit, because timing all steps of an
-        answer takes long.
+        are the deployments of the timer, and its numbers of concurrent sequences (`counts`).
+        Without speculative decoding, all steps of an answer are timed. This takes long, so it is
+        done only for counts that fit; for others, TPOT and end-to-end time are NaN.
 
         Args:
             lengths: Tokens of prompt and answer of each request; all requests are equal.
@@ -189,10 +189,11 @@ class DeploymentTimer:
 
         Returns:
             TTFT of one prompt on an idle replica [deployments]. TPOT [deployments, counts], as a
-            mean over the tokens of an answer after the first. If the output length is unknown, it
-            is the time of a decode step at the full context. End-to-end time [deployments, counts]:
-            the prefill of all sequences together, plus all decode steps. It is NaN if the output
-            length is unknown.
+            mean over the tokens of an answer after the first. With speculative decoding, it is the
+            TPOT in the middle of the answer. If the output length is unknown, it is the time of a
+            decode step at the full context. End-to-end time [deployments, counts]: the prefill of
+            all sequences together, plus all decode steps. It is NaN if the output length is
+            unknown.
         """
         import numpy as np
 

@@ -69,7 +69,10 @@ class Speculation(msgspec.Struct, frozen=True):
 
 
 class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
-    """The deployments that `plan` tries: every combination of the values in its fields.
+    """The deployments that `plan` tries: every combination of the values in its tuples.
+
+    Combinations into which the model does not divide are left out. The fields that are not tuples
+    apply to all deployments.
 
     Attributes:
         models: The models.
@@ -84,10 +87,11 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         options: Memory options of the engine. Their lengths and numbers of sequences are replaced
             by those of the requirement.
         calibration: Name or file of a calibration, which has time models fitted to measured
-            kernels; "" for the engine's own calibration.
+            kernels; `datasheet` for lower bounds without one. "" takes the calibration with the
+            name of the engine in `options`, and lower bounds if there is none.
         calibration_from: GPU model whose calibration is scaled to every other GPU model; "" for
             each GPU model's own calibration.
-        nodes: Number of nodes of a replica; 0 for as few as possible.
+        nodes: Number of nodes of one replica; 0 for as few as possible.
         drafts: Settings of speculative decoding to try; None in it tries no speculation.
         disaggregate: Whether separate replicas process the prompts. (False, True) tries both ways.
     """
@@ -161,8 +165,8 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     def includes(self, gpu: Gpu, ranks: Parallelism) -> bool:
         """Return whether a split of the model is worth trying on a GPU model.
 
-        The tensor-parallel size must not exceed `max_tp(gpu)`. If a replica needs several nodes,
-        the preset must give the rate between nodes.
+        The tensor-parallel size must not exceed `max_tp(gpu)`. If one link, such as NVLink, cannot
+        connect all GPUs of a replica, the GPU preset must give the rate between nodes.
 
         Args:
             gpu: GPU model.
@@ -216,8 +220,9 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
 
     Args:
         models: The models to plan for.
-        options: Value of each option by its name, such as {"users": 16, "max_tpot": "30ms"}. A
-            value is a text, a number, or a list of them. None and "" leave the default.
+        options: Value of each option of `plan` by its name with underscores, such as {"users": 16,
+            "max_tpot": "30ms"}. A value is a text, a number, or a list of them. None, "" and a
+            missing option select the default.
 
     Raises:
         UserError: An option is unknown or has a wrong value.

@@ -412,13 +412,14 @@ def comparison_sweep(
 ) -> list[list[CacheCurve]]:
     """Return, for each deployment, a list of KV cache curves: one for each attention variant.
 
-    A curve has the KV cache bytes at several contexts (tokens per sequence). They are of the GPU
-    that stores the most.
+    A curve has the KV cache bytes at several contexts (tokens per sequence) from 128 to `last`.
+    They are of the GPU that stores the most.
 
     Args:
-        deployments: Deployments of one model.
-        variants: Pairs (name, changed model) of the attention variants.
-        batch_size: Number of concurrent sequences.
+        deployments: Deployments of one model. Each gives the parallelism, and the data types if a
+            variant states none.
+        variants: Pairs (name, changed model) of the attention variants. The name labels the curve.
+        batch_size: Number of concurrent sequences of the replica.
         last: Largest context in tokens.
     """
     sweep = []

@@ -257,11 +257,16 @@ def variant(model: Model, text: str) -> Variant:
 
     Args:
         model: The model to change.
-        text: Steps separated by "/". Known steps include mha, mqa, gqa:N, mla, dsa, window:N, cla:N
-            and the data types of a KV cache. "none" leaves the attention as it is.
+        text: Steps separated by "/". "none" leaves the attention as it is. These replace it: mha,
+            mqa, gqa:N (N KV heads), mla:512+64 (widths of the latents and of the RoPE keys),
+            dsa:512+64+128@2048 (also width of the index keys and selected tokens). mla and dsa
+            without sizes take these numbers. window:N (sliding window of N tokens), evict:N (cache
+            of at most N tokens) and cla:N (N layers share one cache) change it further. hybrid:N
+            before window or evict exempts every N-th layer. absorbed and expanded are forms of mla,
+            and a data type is that of the KV cache.
 
     Raises:
-        UserError: The name is not one of the known forms, or the model has no such variant.
+        UserError: A step is unknown, lacks its number or does not suit the model.
     """
     cache_dtype, mla_form, equal = "", "", ["layers, width, query heads, FFN"]
     local_kinds: dict[str, str] = {}

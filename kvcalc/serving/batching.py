@@ -172,7 +172,7 @@ class Decoding:
     def newest(self) -> int:
         """Return the admission number (`RunningRequest.order`) of the sequence that joined last.
 
-        It tells which request is preempted first. The result is −1 if no sequence decodes.
+        The rank preempts the request with the highest number. −1 means that no sequence decodes.
         """
         return self.running[-1].order if self.running else -1
 

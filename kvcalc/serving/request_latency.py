@@ -125,7 +125,8 @@ def request(
         cached: Leading prompt tokens of each request that are in the KV cache already (prefix hit).
         chunk: Prompt tokens of each request per forward pass of the prefill; 0 for the whole prompt
             in one pass.
-        max_points: Up to this many passes are timed in one call without NumPy, to save its import.
+        max_points: If there are at most this many passes, they are timed without NumPy, which
+            saves its import. It does not change the result.
         no_cache: Whether there is no KV cache, so that each decode step computes all tokens again.
         all_positions: Whether the LM head runs on all tokens of a pass instead of the last token of
             each sequence.
@@ -334,8 +335,9 @@ def latency_records(
 
     - `uncached_ttft_s` is the time to first token if no prefix were cached; None without a prefix.
     - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
-      if the GPU's power is unknown.
-    - `fallback` names the data type of GEMMs if the GPU has no unit for the requested data type.
+      if the GPU's power or the time of the prefill is unknown.
+    - `fallback` is a note if the GPU lacks a matrix unit, such as "computed in bf16: rtx-3090 has
+      no fp8 unit"; otherwise None.
 
     Args:
         requests: One pair for each record: the model on one replica of GPUs, and the options of its

@@ -162,8 +162,9 @@ class StepTimer:
     def line(self, count: int, context: float) -> StepTimeSegment:
         """Return the seconds of consecutive decode passes over the same sequences.
 
-        In each pass, every sequence grows by one token. The result has at least one pass. Its field
-        `passes` is the number of passes up to the end of the timer's present table.
+        In each pass, every sequence grows by one token. The timer tabulates times for intervals of
+        contexts. The result has the passes, at least one, up to the end of the interval of
+        `context`. Its field `passes` is their number.
 
         Args:
             count: Number of decoding sequences of the rank.
@@ -236,7 +237,7 @@ def _index_below(points: Sequence[float], x: float) -> int:
 def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
     """Return the value at `x` by linear interpolation between the given points.
 
-    Beyond the last point, the line through the last two points continues.
+    Before the first and beyond the last point, the line through the two nearest points continues.
 
     Args:
         points: Ascending positions, such as numbers of tokens.
@@ -303,8 +304,8 @@ class InterpolatedStepTimer(StepTimer):
     def host(self) -> HostTime:
         """Return the time that the engine's host code adds to the kernels of a forward pass.
 
-        It is given as seconds per pass, seconds per sequence, and a factor for passes with prompts.
-        Without a calibration, times are datasheet bounds and it adds nothing.
+        It is given as seconds per pass, seconds per sequence, and a factor and a minimum for passes
+        with prompts. Without a calibration, times are datasheet bounds and it adds nothing.
         """
         if not self.deployment.calibration:
             return HostTime(0.0, 0.0, 1.0, 0.0)

@@ -232,13 +232,13 @@ def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[
     """Return the errors of predictions against measured times, in one record per group of rows.
 
     A record has the number of rows, and the median and the 90th percentile of the relative errors:
-    0.05 is 5%. Groups without predictions have the errors of the datasheet bounds, and `basis` says
-    so. Records are sorted by the names of the groups.
+    0.05 is 5%. `basis` is "calibrated". Groups without predictions have the errors of the datasheet
+    bounds, and "roofline" as `basis`. Records are sorted by the names of the groups.
 
     Args:
         validations: Files of measured rows, with bounds and predictions.
         by: Names of columns: op, gpu, framework, dtype, model or client. Rows that are equal in
-            these columns form one group.
+            these columns form one group. An empty list gives one group of all rows.
 
     Raises:
         UserError: `by` contains a name that is not one of these columns.

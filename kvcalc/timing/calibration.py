@@ -379,10 +379,10 @@ def load_calibration(
 
     Args:
         gpu: The GPU model.
-        stack: Name or YAML file of a calibration, or `datasheet` for None. '' looks for a
-            calibration with the engine's name.
-        source: Another GPU model, whose calibration is used. Times are then scaled by the ratio of
-            the two GPU models' datasheet rates. None uses the calibration of `gpu`.
+        stack: Name or YAML file of a calibration, or `datasheet` for None. A file is used for any
+            GPU model. '' looks for a calibration with the engine's name.
+        source: Another GPU model, whose calibration called `stack` is used. Times are then scaled
+            by the ratio of the two GPU models' datasheet rates. None uses that of `gpu`.
         engine: Name of the engine. If `stack` is '' and this engine has no calibration, the result
             is None.
 
@@ -470,7 +470,7 @@ def find_gpu(name: str) -> Gpu | None:
     """Load the GPU preset that matches a GPU name in a measurement file; None if none matches.
 
     Args:
-        name: GPU name as written in the file; '' gives None.
+        name: Name or alias of a preset in any case, as written in the file; '' gives None.
     """
     with suppress(UserError):
         return read(catalog.find(name, "gpus"), Gpu) if name else None

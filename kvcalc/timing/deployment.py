@@ -61,10 +61,10 @@ class HostTransfer(NamedTuple):
     basis: str | None = None
 
     def record(self, host_weights: int) -> HostWeightsRecord:
-        """Return JSON keys and values about weights in CPU memory; all begin with `cpu_offload_`.
+        """Return the fields as JSON keys such as `cpu_offload_s`, and also `cpu_offload_bytes`.
 
         Args:
-            host_weights: Bytes of one GPU's weights that are in CPU memory.
+            host_weights: Bytes of one GPU's weights in CPU memory, for the key `cpu_offload_bytes`.
         """
         return {
             "cpu_offload_bytes": host_weights,
@@ -134,7 +134,8 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def as_server(self) -> Self:
         """Return this deployment with `is_server` set, for the passes of a simulated server.
 
-        With pipeline stages, bounds then cut prompts into chunks, and predictions cut no batch.
+        With pipeline stages, bounds then divide prompts into chunks. Predictions take the batch as
+        one micro-batch, because the timer of the server has divided the pass already.
         """
         return replace(self, is_server=True)
 
@@ -371,9 +372,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return the KV cache bytes of a batch, stored and read per decode step, on one GPU.
-
-        It is the GPU that stores the most.
+        """Return a batch's KV cache bytes, stored and read per decode step, on the fullest GPU.
 
         Args:
             context: Tokens of each sequence.

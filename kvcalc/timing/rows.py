@@ -196,13 +196,14 @@ def served_model(path: str) -> Model | None:
 
 @cache
 def layer_kind(path: str, name: str) -> str:
-    """Return the name of the kind of layer that was measured, such as `full`.
+    """Return the name of the kind of layer that was measured, such as `full`, after checking it.
 
-    A model has one or more kinds of layers. Layers of one kind are equal.
+    A model has one or more kinds of layers. Layers of one kind are equal. The result is `name`, or
+    for '' the kind with the most layers.
 
     Args:
         path: Model ID or path in a measurement file, such as `meta-llama/Llama-3.1-8B-Instruct`.
-        name: Name of the kind in the measurement file; '' for the model's most frequent kind.
+        name: Name of the kind in the measurement file; '' if the file names none.
 
     Raises:
         ValueError: No preset matches the path, or the model has no such kind of layer.

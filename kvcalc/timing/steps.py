@@ -274,9 +274,9 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
 def is_mixture(operators: Sequence[Operator]) -> bool:
     """Return whether the operators of a forward pass are those of a mixture of experts.
 
-    An engine has other overheads for mixtures than for dense models. The result is True if the
-    expected number of experts that an operator reads is a float or an array. It is the int 0 for
-    operators without experts.
+    An engine has other overheads for mixtures than for dense models. An operator of experts states
+    the expected number of experts that it reads, as a float or an array. Other operators state the
+    int 0.
 
     Args:
         operators: Operators of the pass.
