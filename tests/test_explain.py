@@ -58,6 +58,8 @@ def test_a_formula_comes_to_its_figure(kvcalc: Run, command: str, title: str, ke
 def test_attention_says_what_its_heads_share(kvcalc: Run) -> None:
     assert "; 8 KV heads\n" in kvcalc("roofline llama-3.1-8b --explain").out
     assert "; latents of all heads\n" in kvcalc("roofline deepseek-v3 --tp 8 --gpu h200 --explain").out
+    rows = re.findall(r"× (\S+) rows \((.*?)\) ×", kvcalc("size gpt-oss-20b --context 4k --explain").out)
+    assert [(count, "128" in about) for count, about in rows] == [("128", True)] * 2 + [("4,096", False)] * 2  # keys and values
 
 
 def test_a_picture_s_curves_are_told_by_their_ends(kvcalc: Run) -> None:

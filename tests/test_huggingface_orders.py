@@ -68,6 +68,12 @@ def test_an_order_is_written_as_its_shortest_round(order: str, written: tuple[st
     assert runs([*order]) == written
 
 
+def test_layers_of_deepseek_v4_without_a_list() -> None:
+    """Layers 3, 5, … compress 4 tokens to one row. All others compress 128 tokens."""
+    listed = read("deepseek_v4", num_hidden_layers=6, compress_ratios=[128, 128, 128, 4, 128, 4])
+    assert read("deepseek_v4", num_hidden_layers=6) == listed
+
+
 def test_flint_s_first_two_layers_are_dense() -> None:
     model = read("flint", num_hidden_layers=5, sliding_window=32, **MOE)
     assert ["moe" in kind for kind in model.order] == [False, False, True, True, True]

@@ -5,6 +5,8 @@ import re
 import pytest
 from conftest import Run
 
+from kvcalc.report.charts.fit_plot import matrix_charts
+
 GIB = 2**30
 
 
@@ -16,18 +18,19 @@ def test_each_cell_is_fit(kvcalc: Run) -> None:
         (one,) = kvcalc(line, "--users", str(cell["users"]), "--max-model-len", str(cell["context"])).records
         assert {k: cell[k] for k in one} == one
         assert cell["fits"] == (cell["headroom_bytes"] >= 0)
+    (chart,) = matrix_charts([cells])
+    depths = [c["headroom_bytes"] / max(c["headroom_bytes"] for c in cells) if c["fits"] else -1.0 for c in cells]
+    assert [depth for row in chart.series for depth in row.ys] == depths
     cells = kvcalc(line, "--matrix", "--max-num-seqs", "1", "--set", "max_context=null").records
     assert [c["context"] for c in cells] == [4096 << n for n in range(6)]  # up to 131,072
 
 
 def test_what_is_left(kvcalc: Run) -> None:
     """40 GiB of llama-3.1-8b: blocks of 2 MiB. 3 × 32,768 tokens are 6,144 of 20,480 blocks, and one block is never used."""
-    line = (
-        "fit llama-3.1-8b --engine vllm --kv-cache-memory-bytes 40GiB --matrix --max-num-seqs 3 --max-model-len 32k --format json"
-    )
-    (cell,) = kvcalc(line).records
+    line = "fit llama-3.1-8b --engine vllm --kv-cache-memory-bytes 40GiB --matrix --max-num-seqs 3 --max-model-len 32k"
+    (cell,) = kvcalc(line, "--format", "json").records
     assert cell["headroom_bytes"] == 40 * GIB - 6145 * 2**21
-    assert kvcalc(line.replace("--format json", "--plot -")).out.endswith("32k\n3: 28\n")  # 28 GiB less one block
+    assert kvcalc(line, "--plot", "-").out.endswith("32k\n3: 28\n")  # 28 GiB less one block
 
 
 @pytest.mark.parametrize(

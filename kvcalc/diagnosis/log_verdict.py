@@ -119,7 +119,7 @@ class Adviser(NamedTuple):
             change: A change with which the required users fit.
         """
         predicted, tokens, flags = self.diagnosis.predicted, self.tokens, change.flags()
-        longest = max(change.options.max_model_len or predicted.length, tokens)
+        longest = max(predicted.length, tokens)
         started = self.with_users(change, self.users, longest)
         if not started.fits:
             flags = change.changed(max_model_len=tokens).flags()

@@ -89,6 +89,7 @@ def test_the_predicted_saving_grows_with_length() -> None:
     """GPT-2 with invented rates: the prompt takes equal time in both modes, and a cache saves more if the answer
     is longer."""
     request = GenerationRequest(load_model("gpt2"), 64, 300, 1, "fp32")
+    assert request.rows == {1, 8, 32, 64, 363}  # three fixed numbers, the prompt, and all tokens before the last
 
     def seconds(mode: str) -> list[float]:
         return [rates(1e-9, 1e-6).pass_seconds(request.operators(Mode(mode), step), 500) for step in range(300)]
@@ -114,11 +115,8 @@ def test_an_interruption_keeps_the_tokens_that_all_modes_have(monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         for record in run_generation(GenerationRequest(GPT, 5, 12, 1, "fp64"), MACHINE, GPU, quiet):
             records.append(record)
-    assert [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records] == [
-        ("cached", 3, 3, True),
-        ("uncached", 3, 3, True),
-        ("uncached", 3, 3, True),
-    ]
+    stopped = [(r["mode"], r["new_tokens"], len(r["token_s"]), r["same_tokens"]) for r in records]
+    assert stopped == [(mode.name, 3, 3, True) for mode in MODES]
 
 
 @pytest.mark.parametrize("name", ["mqa", "gqa", "mla", "dsa:24+8+16@8", "window:8", "cla", "recurrent", "hybrid:2/window:8"])

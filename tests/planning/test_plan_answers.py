@@ -33,10 +33,7 @@ def test_without_prices_each_kind_stands_by_its_fewest_gpus(kvcalc: Run) -> None
     found = kvcalc(f"{ASKED} --max-tpot 40ms --format json").records
     kinds = list(dict.fromkeys(record["gpu"] for record in found))
     meeting = [p for p in every("llama-3.1-8b", users=40, context="16k", max_tpot="40ms") if p.meets]
-    expected = {}
-    for kind in {p.gpu for p in meeting}:
-        best = min((p.gpus, p.tpot) for p in meeting if p.gpu == kind)
-        expected[kind] = best
+    expected = {kind: min((p.gpus, p.tpot) for p in meeting if p.gpu == kind) for kind in {p.gpu for p in meeting}}
     assert {r["gpu"]: (r["total_gpus"], r["tpot_s"]) for r in reversed(found) if r["gpu"] in expected} == expected
     assert kinds == sorted(expected, key=lambda kind: expected[kind])
     assert len(found) <= 5
@@ -53,8 +50,7 @@ def test_with_prices_the_cheapest_comes_first(kvcalc: Run) -> None:
     meeting = [p for p in every("llama-3.1-8b", users=40, context="16k") if p.meets]
     assert costs == sorted(costs) and {record["gpu"] for record in found} == {*prices}
     assert costs[0] == min(prices[p.gpu] * p.gpus for p in meeting)
-    first = found[0]
-    per_second = first["total_tokens_per_s"]
+    first, per_second = found[0], found[0]["total_tokens_per_s"]
     assert first["cost_per_million_tokens"] == pytest.approx(first["cost_per_hour"] / 3600 / per_second * 1e6)
     assert per_second == pytest.approx(40 / first["tpot_s"])
 
@@ -176,6 +172,7 @@ def test_what_explains_a_point_gives_its_figures(kvcalc: Run, words: str) -> Non
     """The named `fit` command gives the capacity, and the formulas end in the record's figures."""
     line = f"plan llama-3.1-8b {words}"
     point, told = kvcalc(f"{line} --format json").records[0], kvcalc(f"{line} --explain").out
+    assert f" {words.split()[1]} {'requests/s' if 'rate' in words else 'users'} of " in told
     (command,) = [text.strip().removeprefix("kvcalc ") for text in told.splitlines() if "  kvcalc " in text]
     fits = kvcalc(command.replace("--explain", "--format json")).records[-1]
     assert fits["capacity_sequences"] == point["capacity_sequences"]

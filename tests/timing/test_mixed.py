@@ -61,6 +61,8 @@ def test_gemma_3_27b_s_local_layer_decodes_under_its_window_beside_a_prompt() ->
     prompt = law_us(PREFILL, 1, 32, 16, 128, 2048, 0, seen / 2048)
     assert us == pytest.approx(decoding + prompt, rel=1e-12)
     assert 0 < us < 0.2 * attentions("gemma-3-27b", MIXED)["full", ""][1]
+    later = [attentions("gemma-3-27b", Batch.prefill(17, 64, past))["local", ""][1] for past in (1100, 3000)]
+    assert later[0] == later[1]  # each query sees its whole window
 
 
 # name, layer, form asked for, pairs of the 64 decodes, pairs of the prompt; by hand from each config

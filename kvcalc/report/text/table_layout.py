@@ -249,7 +249,7 @@ def _bands(
     bands = [names]
     for index in range(num_names, len(columns)):
         band = [*bands[-1], index]
-        if _total_width([widths[i] for i in band]) > width and len(bands[-1]) > num_names:
+        if _total_width([widths[i] for i in band]) > width and index > num_names:
             bands.append([*names, index])
         else:
             bands[-1] = band
