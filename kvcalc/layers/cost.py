@@ -94,8 +94,8 @@ class GemmShape(NamedTuple):
 
     Attributes:
         m: Rows of x: tokens on this GPU; for experts, the mean tokens of an expert that is used.
-        n: Columns of W, which are the outputs. Matrices with the same input count together, and so
-            do all experts that are used.
+        n: Columns of W, which are the outputs. It is the sum over all matrices that multiply the
+            same x, and over all experts that are used.
         k: Rows of W, which are the inputs.
         stored: Mean bytes of one element of W in memory, with its share of the scales.
         format: Name of the storage format of W, such as `bf16` or `fp8`.
@@ -245,7 +245,7 @@ class Operator(msgspec.Struct, frozen=True):
             operators.
         role: Group to which the operator belongs, such as FFN, by which reports select operators.
         form: Form of latent attention, absorbed or expanded; '' for other operators.
-        weights: Names of the matrices that the operator multiplies by.
+        weights: Names of the matrices that the operator multiplies by, such as `q`; may be empty.
         module: Shape of the sparse attention to which the operator belongs, if whole sparse
             attention of this kind was measured; None for other operators.
     """

@@ -32,8 +32,9 @@ class Dense(Sublayer, frozen=True, tag="dense"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias f`
+            adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         ROLE: Group of this part's operators, by which reports select operators.
         intermediate_size: Width between up and down, F.
@@ -136,10 +137,10 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `rows`
-            divides the inputs instead. `copies E` is E equal matrices, of which a token uses
-            `active k`.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, or
+            `rows`, the inputs are divided instead. `norm: d` is an undivided vector of d elements.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `copies E`
+            is E equal matrices, of which a token uses `active k`.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         ROLE: Group of this part's operators, by which reports select operators.
         num_experts: Number of routed experts in the layer.

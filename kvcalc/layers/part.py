@@ -120,7 +120,7 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
         A line applies if its `if` condition is true for the fields. `o: H·d × D / H, bias o_bias`
         gives ("o", "H·d × D / H", {"bias": "o_bias"}): the text of the size, and each further word
-        with its argument.
+        (also `if`) with its argument.
         """
         lines = []
         for line in filter(None, map(str.strip, self.WEIGHTS.splitlines())):

@@ -234,7 +234,7 @@ class Pass:
 
         Args:
             entries: All cache entries of the layer. The operators read only the index keys.
-            pairs: (query, index key) pairs of one head, of all sequences on this rank.
+            pairs: (query, index key) pairs of one head, of all sequences on this GPU.
             heads: Heads of the indexer.
             width: Elements of an index key.
             top: Number of tokens, blocks or compressed rows that each query selects.
@@ -394,7 +394,8 @@ class Pass:
             name: Name in printed tables.
             tokens: Rows of the arrays [tokens, width].
             width: Columns of the arrays: intermediate size on this GPU.
-            inputs: Number of arrays: 1 for only up, 2 for up and gate.
+            inputs: Number of arrays that are read: 1 for only up, 2 for up and gate. One array is
+                written.
         """
         elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)

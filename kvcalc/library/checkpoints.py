@@ -24,7 +24,8 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
 
     Args:
         name: Name of a preset, path of a file or folder, or a name such as `org/name`.
-        changes: The `KEY=VALUE` changes of `--set`; None for none.
+        changes: The `KEY=VALUE` changes of `--set`; None for none. Only changes that settle unclear
+            keys in a config.json of an unknown type are applied, and removed from this list.
 
     Raises:
         UserError: Nothing has this name, or a file or change is invalid.

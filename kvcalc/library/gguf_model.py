@@ -352,8 +352,8 @@ def dense(b: GgufBlock, group: str = "", names: str = "ffn_{}") -> Dense:
 
     Args:
         b: The block.
-        group: Prefix of the weight names, such as `shared.` for shared experts; '' for an FFN
-            without experts.
+        group: Prefix of the names under which the weights' formats are recorded, such as `shared.`
+            for shared experts (`shared.up`); '' for an FFN without experts.
         names: Pattern of tensor names, in which {} is up, gate or down.
     """
     gate, up, down = (names.format(name) for name in ("gate", "up", "down"))

@@ -239,7 +239,7 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
         memory: Memory such as `36GiB`; '' for the preset's memory.
 
     Raises:
-        UserError: The memory is larger than the preset's, or too small to be meant.
+        UserError: The memory is larger than the preset's, or below 1 MiB, such as a plain `36`.
     """
     if not memory:
         return gpu
@@ -259,11 +259,11 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
 
 
 def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
-    """Return `gpu` with another bandwidth to GPUs of other nodes.
+    """Return `gpu` with another bandwidth from one GPU to GPUs on other nodes.
 
     Args:
         gpu: The GPU of a preset.
-        rate: Bytes per second and GPU, such as `50GB/s`; '' for the preset's bandwidth.
+        rate: Bandwidth of one GPU in one direction, such as `50GB/s`; '' for the preset's value.
     """
     if not rate:
         return gpu

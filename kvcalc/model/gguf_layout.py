@@ -51,8 +51,8 @@ def stored_by_mix(model: Model, mix: str, imatrix: bool) -> Model:
     """Return `model` with every weight stored as llama.cpp's quantiser stores it.
 
     llama.cpp gives the tensors of one file different types, which depend on tensor and layer. The
-    result has these types as its quantisation schemes. If the model is already stored in this file
-    type, it is the result.
+    result has these types as its quantisation schemes. A model that is already stored in this file
+    type is returned unchanged.
 
     Args:
         model: A model of an architecture whose tensors in llama.cpp are known to kvcalc.

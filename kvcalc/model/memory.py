@@ -234,7 +234,7 @@ def size_of(
         rows: Cache entries with their bytes per row and numbers of layers, from `stage_rows`.
         context: Tokens of each sequence.
         sequences: Number of sequences on the GPU's data-parallel rank.
-        block_size: Tokens of a cache block.
+        block_size: Tokens of a cache block. It affects only the allocated bytes.
     """
     stored = read = allocated = fixed = 0
     slope: int | float = 0

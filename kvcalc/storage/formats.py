@@ -85,7 +85,10 @@ _FORMAT_TABLE = """
 
 
 def table_rows(table: str) -> list[list[str]]:
-    """Return the words of each line of a text."""
+    """Return the words of each line of a text table: `a b` and `c d` give [["a", "b"], ["c", "d"]].
+
+    kvcalc's code lists the storage formats in such tables.
+    """
     return [line.split() for line in table.strip().splitlines()]
 
 

@@ -54,8 +54,9 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `if` is the condition for the weight.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `if` is the
+            condition for the weight. `copies g` is g equal matrices.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.
         head_dim: Elements of a cached row.
@@ -282,9 +283,11 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `if` is the condition for the weight. D is the hidden size. d is head_dim, di
-            index_head_dim, rq q_lora_rank and Hi index_n_heads, fields of `Compressed`.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `if` is the
+            condition for the weight. `copies g` is g equal matrices. D is the hidden size. d is
+            head_dim, di index_head_dim, rq q_lora_rank and Hi index_n_heads, fields of
+            `Compressed`.
         lends: Whether this layer stores the compressed rows that it reads. Otherwise it reads the
             rows of the last earlier layer that stores them.
         chooses: Whether this layer selects the rows that its queries read. Otherwise it reuses the

@@ -31,9 +31,9 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `rows`
-            divides the inputs instead.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, or
+            `rows`, the inputs are divided instead. `norm: d` is an undivided vector of d elements.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
         MULTIPLE: The first of these fields must be a multiple of the second.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.

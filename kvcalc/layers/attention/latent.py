@@ -26,8 +26,9 @@ class Latent(Sublayer, frozen=True, tag="latent"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias f`
+            adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         num_attention_heads: Query heads.
         kv_lora_rank: Elements of the latent that a token caches for all heads.

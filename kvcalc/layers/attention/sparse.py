@@ -30,8 +30,9 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
 
     Attributes:
         WEIGHTS: The lines of `Latent`, and a line per weight of the indexer. `q: D × H·d / H` is a
-            matrix with D inputs and H·d outputs, which tensor parallelism divides into H units.
-            `norm: d` is a vector of d elements. `if` is the condition for the weight.
+            matrix with D inputs and H·d outputs. Tensor parallelism divides the outputs into H
+            units. If a matrix has D outputs, the inputs are divided instead. `norm: d` is an
+            undivided vector of d elements. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_topk: Cached tokens that each query reads.
         index_n_heads: Heads of the indexer.
@@ -165,15 +166,17 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
 
     Attributes:
         WEIGHTS: The lines of `Grouped`, and a line per weight of the indexer. `q: D × H·d / H` is a
-            matrix with D inputs and H·d outputs, which tensor parallelism divides into H units.
-            `norm: d` is a vector of d elements. `if` is the condition for the weight.
+            matrix with D inputs and H·d outputs. Tensor parallelism divides the outputs into H
+            units. If a matrix has D outputs, the inputs are divided instead. `norm: d` is an
+            undivided vector of d elements. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         index_block_size: Tokens of a block.
         index_topk_blocks: Blocks that each query reads.
         index_n_heads: Heads of the indexer.
         index_head_dim: Elements of an index key.
         index_norm: Whether index queries and index keys have norms.
-        index_key_cached: Whether the layer caches an index key per token.
+        index_key_cached: Whether the layer caches an index key per token. If not, it caches only
+            keys and values.
         index_pooled: Whether the indexer scores a finished block by the mean of its index keys, so
             an engine may store only this mean.
     """

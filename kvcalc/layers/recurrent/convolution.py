@@ -33,8 +33,8 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `table` is a lookup table.
+            and tensor parallelism divides it into H units. `norm: d` is an undivided vector of d
+            elements. `table` is a lookup table. Tensor parallelism divides its rows.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         table_rows: Rows of the table.
         table_width: Elements of a row.
@@ -97,8 +97,8 @@ class Engram(Sublayer, frozen=True, tag="engram"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `table` is a lookup table.
+            and tensor parallelism divides it into H units. `norm: d` is an undivided vector of d
+            elements. `table` is a lookup table. Tensor parallelism divides its rows.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         table_rows: Rows of the table.
         table_width: Elements of a row.
@@ -225,11 +225,11 @@ class ShortConv(RecurrentMixer, frozen=True, tag="short_conv"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias f`
+            adds a bias if field f is set.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: State of one sequence in one layer: the last kc − 1 inputs of W channels.
         LABEL: Printed name.
         width: Number of channels.
         conv_kernel: Taps of the convolution, in tokens.

@@ -29,10 +29,10 @@ class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: State of one sequence in one layer: a d × d matrix for each of H heads.
         LABEL: Printed name.
         num_attention_heads: Number of heads.
         head_dim: Elements of a query, key or value of one head.
@@ -62,11 +62,13 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias` adds a bias. `if` is the condition for the weight.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias` adds
+            a bias. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: States of one sequence in one layer: `conv` is the last input of 2·ds channels,
+            which tensor parallelism does not divide, and `state` a d × d matrix for each of H
+            heads.
         STATE_FLOPS: FLOPs of the scan per state element and token.
         LABEL: Printed name.
         num_heads: Number of heads.
@@ -125,11 +127,12 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias` adds a bias. `copies E` is E equal matrices.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias` adds
+            a bias. `copies E` is E equal matrices.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: States of one sequence in one layer: `conv` is the last kc − 1 inputs of w channels
+            for each of H heads, and `state` one number for each of these channels.
         STATE_FLOPS: FLOPs of the scan per state element and token.
         MULTIPLE: The first of these fields must be a multiple of the second.
         LABEL: Printed name.

@@ -78,10 +78,12 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: States of one sequence in one layer: `conv` are the last kc − 1 inputs of 2·dk
+            channels for each of Hk heads, and of dv channels for each of Hv heads. `state` is a dk
+            × dv matrix for each of Hv heads.
         STATE_FLOPS: FLOPs of the scan per state element and token.
         MULTIPLE: The first of these fields must be a multiple of the second.
         LABEL: Printed name.
@@ -130,11 +132,12 @@ class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias f`
+            adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: States of one sequence in one layer: `conv` is the last kc − 1 inputs of 3·d
+            channels for each of H heads, and `state` a d × d matrix for each head.
         STATE_FLOPS: FLOPs of the scan per state element and token.
         LABEL: Printed name.
         num_heads: Number of heads.

@@ -17,12 +17,13 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `rows`
-            divides the inputs instead. `copies E` is E equal matrices.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, or
+            `rows`, the inputs are divided instead. `norm: d` is an undivided vector of d elements.
+            `bias f` adds a bias if field f is set. `if` is the condition for the weight. `copies E`
+            is E equal matrices.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: States of one sequence in one layer: `conv` is the last kc − 1 inputs of Em
+            channels, and `state` N numbers for each channel.
         MULTIPLE: The first of these fields must be a multiple of the second.
         LABEL: Printed name.
         intermediate_size: Number of channels.
@@ -94,11 +95,13 @@ class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
 
     Attributes:
         WEIGHTS: A line per weight, such as `q: D × H·d / H`: matrix q has D inputs and H·d outputs,
-            and tensor parallelism divides it into H units. `norm: d` is a vector of d elements.
-            `bias f` adds a bias if field f is set. `if` is the condition for the weight.
+            and tensor parallelism divides the outputs into H units. If a matrix has D outputs, the
+            inputs are divided instead. `norm: d` is an undivided vector of d elements. `bias f`
+            adds a bias if field f is set. `if` is the condition for the weight.
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
-        STATES: States of one sequence. `conv: H × w × kc` is the last kc − 1 inputs of H · w
-            channels, and `state: H × r × w` is a matrix r × w per head.
+        STATES: States of one sequence in one layer: `conv` are the last kc − 1 inputs of d channels
+            for each of H heads, and of 2·N channels for each of G groups. `state` is a d × N matrix
+            for each head.
         LABEL: Printed name.
         num_heads: Number of heads.
         head_dim: Channels of a head.

@@ -574,7 +574,7 @@ def facts() -> dict[str, JsonObject]:
     """Return what is known of each model type of transformers, by name of the type.
 
     The value of a type is a mapping: defaults of its config class, older spellings of keys, and the
-    model type of its text part. It stands for transformers, which need not be installed.
+    model type of its text part. kvcalc contains them, so transformers need not be installed.
     """
     path = Path(__file__).parent / "defaults.json"
     table: dict[str, JsonObject] = msgspec.json.decode(path.read_bytes())

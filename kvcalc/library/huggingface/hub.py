@@ -91,7 +91,8 @@ def load_remote(name: str, changes: list[str] | None) -> Model:
     Args:
         name: `org/name`, `hf:org/name@revision` or `org/name:Q4_K_M` on the Hugging Face Hub,
             `ms:org/name` on ModelScope, `ollama:name:tag`, or the address of a .gguf file.
-        changes: The `KEY=VALUE` changes of `--set`; None for none.
+        changes: The `KEY=VALUE` changes of `--set`; None for none. Only changes that settle unclear
+            keys in a config.json of an unknown type are applied, and removed from this list.
 
     Raises:
         UserError: The name is invalid, or the server does not provide the model.
@@ -243,11 +244,12 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
     Args:
         url: Address of the file.
         file: Name of the file in error messages.
-        start: Position of the first byte.
-        count: Number of bytes; 0 for the whole file, of at most 32 MiB.
+        start: Position of the first byte, if `count` is not 0.
+        count: Number of bytes; 0 for the whole file.
 
     Raises:
         MissingFileError: The server has no such file.
+        UserError: The server ignores the range, or a whole file is larger than 32 MiB.
         Exception: Errors of the client and of its HTTP library.
     """
     from huggingface_hub import constants, get_session, get_token, hf_raise_for_status

@@ -267,8 +267,9 @@ class Storage:
         A scheme has a weight format such as `fp8` and the names of the weights that it covers.
 
         Args:
-            kinds: Name of a kind of layer → (matrix name, weight format) pairs, as `of_layer`
-                returns them as its second value.
+            kinds: Name of a kind of layer → (matrix name, weight format) pairs, the second value
+                of `of_layer`. They give the covered names if the file lists formats by module.
+                Otherwise they have no effect, and `formats` gives the names.
         """
         exceptions = _NOT_QUANTIZED
         covers = self.formats

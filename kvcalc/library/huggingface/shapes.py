@@ -229,7 +229,8 @@ def grouped(
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
         qkv_bias: Whether the projections of queries, keys and values have biases; None for `bias`.
         o_bias: Whether the output projection has a bias; None for `bias`.
-        window: Tokens of a sliding window. Chunked layers have `attention_chunk_size`.
+        window: Tokens of the sliding window. It applies only to layers of a sliding type. Layers of
+            type `chunked_attention` use the key `attention_chunk_size`, and full layers neither.
         heads: Number of query heads; None for the key `num_attention_heads`.
         kv_heads: Number of KV heads; None for `num_key_value_heads`, or else one per query head.
         head: Width of a head; None for `head_dim`, or hidden size ÷ query heads without this key.
@@ -282,14 +283,13 @@ def mha(
     is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
     as 'attention_bias' is a formula of one key.
 
-    The width of a head is the hidden size divided by the heads. Each query head has its own KV head
-    by default.
+    The width of a head is the hidden size divided by the query heads.
 
     Args:
-        bias: Whether all four projections have biases.
+        bias: Whether the projections of queries, keys, values and outputs have biases.
         heads: Key of the number of query heads.
-        kv_heads: Number of KV heads.
-        **fields: Further fields of the part's class → rule, formula or literal.
+        kv_heads: Number of KV heads; None for one per query head.
+        **fields: Further fields of the class `Grouped` → rule, formula or literal.
     """
     return grouped(
         bias,
@@ -314,15 +314,14 @@ def cross_attention(
     is a rule (a function of the `Config`), a formula of the file's keys, or a literal. A text such
     as 'attention_bias' is a formula of one key.
 
-    If `is_on` is false, the layer has no such part. The part caches nothing, because kvcalc models
-    no encoder.
+    The part has only the four matrices. It caches nothing, because kvcalc models no encoder.
 
     Args:
         bias: Whether the projections of queries, keys, values and outputs have biases.
-        k_bias: Whether the key projection has a bias, if this differs from `bias`.
-        o_bias: Whether the output projection has a bias, if this differs from `bias`.
-        source: Width of the encoder's output; by default the hidden size.
-        is_on: Whether the model has cross attention.
+        k_bias: Whether the key projection has a bias; None for `bias`.
+        o_bias: Whether the output projection has a bias; None for `bias`.
+        source: Width of the encoder's output; None for the hidden size.
+        is_on: Whether the model has cross attention. If not, the reader gives no part.
     """
 
     def read(c: Config) -> tuple[Any, ...]:

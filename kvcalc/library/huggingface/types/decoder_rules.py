@@ -30,8 +30,8 @@ def outer_tie(default: bool) -> Field:
 
     A rule is a function of the `Config`, the read config.json. The result of this rule is a bool. A
     multimodal file has `tie_word_embeddings` outside its text part, so the rule reads the key
-    there. For some model types the key inside the text part also counts. In a file without a text
-    part, the rule reads the key of the file.
+    there. For some model types, true for the key inside the text part is also enough. In a file
+    without a text part, the rule reads the key of the file.
 
     Args:
         default: Result if a multimodal file does not state `tie_word_embeddings`.

@@ -70,7 +70,8 @@ def memory_rows(c: Config) -> int:
 
     An n-gram memory is a lookup table that a token reads by hashes of its last tokens. `ngram_rows`
     computes the rows from values of config.json: its base vocabulary size, the hashes of a memory,
-    the position of the memory, and the divisor.
+    the position of the memory, and the divisor. The table of model types calls this function only
+    for layers with a memory.
     """
     return ngram_rows(
         c.size("ngram_vocab_size_base"),

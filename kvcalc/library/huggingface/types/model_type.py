@@ -59,8 +59,8 @@ class Type(NamedTuple):
         defaults: Key of config.json → its value if the file leaves it out.
         spellings: Key → other names of the key in released files.
         inert: Keys that change no size, separated by blanks.
-        is_encoder: Whether tokens also attend to later tokens if the model has no LM head.
-        has_pooler: Whether a model without an LM head has a dense layer on its first token.
+        is_encoder: Whether, in models without an LM head, tokens also attend to later tokens.
+        has_pooler: Whether models without an LM head have a dense layer on their first token.
         mtp: Whether layers of multi-token prediction have the parts of the last layer. If not,
             these layers are left out.
     """
