@@ -252,18 +252,16 @@ class Variant(NamedTuple):
 def variant(model: Model, text: str) -> Variant:
     """Return a model whose attention is changed by the steps of a variant's name, in order.
 
-    Example: "gqa:8/window:4096/int8" gives 8 KV heads, a sliding window of 4,096 tokens and an int8
-    KV cache.
+    Example: "gqa:8/window:4096/int8" has 8 KV heads, a sliding window and an int8 KV cache.
 
     Args:
         model: The model to change.
-        text: Steps separated by "/". "none" leaves the attention as it is. These replace it: mha,
-            mqa, gqa:N (N KV heads), mla:512+64 (widths of the latents and of the RoPE keys),
-            dsa:512+64+128@2048 (also width of the index keys and selected tokens). mla and dsa
-            without sizes take these numbers. window:N (sliding window of N tokens), evict:N (cache
-            of at most N tokens) and cla:N (N layers share one cache) change it further. hybrid:N
-            before window or evict exempts every N-th layer. absorbed and expanded are forms of mla,
-            and a data type is that of the KV cache.
+        text: Steps separated by "/". "none" keeps the attention. mha, mqa, gqa:N (N KV heads),
+            mla:512+64 (widths of latents and RoPE keys) and dsa:512+64+128@2048 (also width of
+            index keys, and selected tokens) replace it. mla and dsa without sizes take these sizes.
+            window:N and evict:N limit the cached tokens to N; hybrid:N before them exempts every
+            N-th layer. cla:N lets N layers share one cache. absorbed and expanded are forms of mla.
+            A data type, such as int8, is that of the KV cache.
 
     Raises:
         UserError: A step is unknown, lacks its number or does not suit the model.

@@ -41,9 +41,7 @@ def summary(
     Args:
         served: All requests with their times, and the sums over the passes of each rank.
         budget: Bytes for the KV cache on one GPU, of which `kv_peak` is the share used at the peak.
-        slo_ttft, slo_tpot: Targets in seconds of the time to the first token and of the time per
-            output token; 0 for none. They set `slo_attainment`, the share of requests that meet
-            both, and `goodput_requests_per_s`, their rate. Without targets, both keys are None.
+        slo_ttft, slo_tpot: Targets of TTFT and TPOT [s] for `slo_attainment`; 0 for no target.
     """
     requests, logs, times = served.requests, served.logs, served.times
 

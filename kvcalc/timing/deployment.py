@@ -372,7 +372,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
-        """Return a batch's KV cache bytes, stored and read per decode step, on the fullest GPU.
+        """Return the KV cache bytes of a batch on the GPU with the most: stored, read per step.
 
         Args:
             context: Tokens of each sequence.
