@@ -52,7 +52,7 @@ class Waste(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Return the wasted share of the allocated token slots, from 0 to 1; 0 without slots."""
+        """Return the wasted share of the allocated token slots, from 0 to 1; 0 if none are."""
         return self.tokens / self.slots if self.slots else 0.0
 
 
@@ -223,7 +223,8 @@ class AllocationStep(NamedTuple):
     Attributes:
         line: Number of the line in the script's file, from 1. If the script is a text with
             semicolons, the number of the step.
-        name: Name of the sequence. "" if the line only asks whether a new sequence would fit.
+        name: Name of the sequence. "" if the line only asks whether a new sequence of `tokens`
+            tokens would fit.
         tokens: Reserved tokens of the sequence in total; 0 to release it.
         used: Stored tokens, if the sequence uses only a part of its reservation; else 0. The paged
             allocator reserves only the used tokens.
@@ -400,8 +401,8 @@ class AllocationRun(NamedTuple):
     """The result of a script of allocations that three allocators have executed, to compare them.
 
     Attributes:
-        records: One dict per line of the script, with whether each allocator could do it, and its
-            free and wasted tokens (the keys of `AllocationRecord`).
+        records: One dict per line of the script (the keys of `AllocationRecord`): whether each
+            allocator could do the line, and its free and wasted tokens after the line.
         slots: Allocator that reserves a slot of the longest length per sequence, after the last
             line.
         first_fit: First-fit allocator of contiguous pieces of exact size, after the last line.
@@ -426,8 +427,9 @@ def run_allocations(
 
     Args:
         steps: The lines of the script from `read_script`, without its `memory` line.
-        memory: Memory of each allocator in token slots. First fit needs no other size.
-        longest: Tokens of the contiguous slot of each sequence: the longest possible sequence.
+        memory: Memory of each of the three allocators in token slots.
+        longest: Tokens of the longest possible sequence. The first allocator reserves a slot of
+            this size for each sequence, and cannot store a longer one.
         block: Tokens of a block of the paged allocator.
 
     Raises:
@@ -491,7 +493,7 @@ def read_script(text: str) -> tuple[list[AllocationStep], int]:
     - `free NAME`: the sequence ends.
     - `ask TOKENS`: would a new sequence of this length fit?
 
-    Example: "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024".
+    Example: "memory 3k; A 1024 50; B 2048; C 1024; free B; C 1024", with 3k = 3072 tokens.
 
     Args:
         text: Path of a file with one step per line, or steps separated by semicolons.

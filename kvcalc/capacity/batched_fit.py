@@ -74,8 +74,9 @@ class BatchedFit(NamedTuple):
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
         """Return how many sequences fit in the replica, as an array [GPUs in `gpus`, counts].
 
-        "counts" are the values of `max_num_seqs` that `remaining_bytes` tried. The pipeline stage
-        that fits the smallest number of sequences decides. All data-parallel ranks count.
+        "counts" are the values of `max_num_seqs` that `remaining_bytes` tried. A result may exceed
+        its `max_num_seqs`. It is for all data-parallel ranks together. The pipeline stage that fits
+        the smallest number of sequences decides.
 
         Args:
             remaining: Result of `remaining_bytes`: bytes per GPU for the KV cache [stages, GPUs,

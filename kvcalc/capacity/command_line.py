@@ -61,7 +61,8 @@ class Command(NamedTuple):
         model: The loaded model.
         settings: Values of the flags, by the name of the field of `FitOptions`, `Precision` or
             `Parallelism` that they set, such as {"tp": 2}.
-        ignored: Flags that do not change the prediction, as written in the command line.
+        ignored: Flags that the prediction ignores, as written in the command line: they are unknown
+            to kvcalc, or do not change the memory.
         remarks: Sentences for the user, such as the reason why a draft model is not counted.
     """
 
@@ -140,7 +141,7 @@ def _program(word: str) -> str:
 
 
 def image_version(text: str) -> str:
-    """Return the engine's version in the tag of a container image; "" if there is none.
+    """Return the engine's version in the tag of an image of vLLM or SGLang; "" if there is none.
 
     Example: `vllm/vllm-openai:v0.11.0` gives "0.11.0".
 
@@ -165,7 +166,8 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
 
     Args:
         words: Words of the line, or the complete line as one word.
-        changes: Changes of the model's fields as typed after `--set`, such as ["layers=16"].
+        changes: Changes of the loaded model's fields, as typed after `--set`, such as
+            ["layers=16"]; None for none.
 
     Raises:
         UserError: No known engine is started, no model is named, or a flag has a wrong value.
@@ -256,7 +258,8 @@ def interpret_flags(
         dialect: The engine's command-line syntax.
         model_words: The model's name as written in the command line.
         values: Parsed value of each flag, by the kvcalc option that it sets (`Flag.name`).
-        changes: Changes of the model's fields as typed after `--set`, such as ["layers=16"].
+        changes: Changes of the loaded model's fields, as typed after `--set`, such as
+            ["layers=16"]; None for none.
 
     Raises:
         UserError: The model is unknown, or a flag has a wrong value.

@@ -55,10 +55,10 @@ class CapacityLimits(NamedTuple):
     Attributes:
         cache: Smallest KV cache that fits them: bytes per GPU of the stage that needs the most.
         utilization: Smallest gpu_memory_utilization that fits them, to 0.0001; None if above 1.
-        sequences: Largest max_num_seqs of the replica (all data-parallel ranks) with which so many
+        sequences: Largest max_num_seqs of the replica (all data-parallel ranks) at which that many
             sequences of the requested length fit; 0 if none fits.
-        length: Largest max_model_len in tokens, with the requested or the engine's own
-            max_num_seqs. 0 means that no token fits, None that memory sets no limit.
+        length: Largest max_model_len in tokens at which the requested sequences fit. 0 means that
+            no token fits, None that memory sets no limit.
     """
 
     cache: int
@@ -154,8 +154,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
         Args:
             stage: Index of the GPU's pipeline stage.
-            sequences: Sequences of one dp rank (int or integer array) that must fit and for which
-                the engine is set up. None means the requested number and `self.max_num_seqs`.
+            sequences: Sequences of one dp rank that must fit; also the engine's max_num_seqs. An
+                int or integer array. None means both numbers as in the request.
             length: Tokens of each sequence; 0 means the requested length.
         """
         options, tokens = self.options, self.settings.max_num_batched_tokens
@@ -424,7 +424,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def max_length(self, stage: int, max_num_seqs: int | None) -> int | None:
         """Return the largest length in tokens at which all requested sequences fit on a stage.
 
-        0: no token fits. None: no limit, as the cache stops growing before the memory is full.
+        It is for the requested estimate. 0: no token fits. None: no limit, as the cache stops
+        growing before the memory is full.
 
         Args:
             stage: Index of the pipeline stage.
@@ -569,6 +570,10 @@ def resolve_deployment(
     deployment: TimedDeployment, options: FitOptions
 ) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
     """Return the deployment as the engine really runs it, the rules of its version, and remarks.
+
+    Args:
+        deployment: The deployment as requested.
+        options: The options of `fit`, which name the engine and its version.
 
     Returns:
         The deployment with the engine's data types and formats. The rules of the engine's version;

@@ -93,10 +93,10 @@ class Flag(NamedTuple):
     Attributes:
         name: Name of the kvcalc option; "-" if the flag does not change the memory.
         kind: How to read the flag's value. "switch": a flag without a value. "number": a whole
-            number. "signed": a whole number, or -1, "all" or "auto". "length": a number of tokens,
-            or -1 or "auto". "real": a decimal number. "text": any text. "name": a text in lower
-            case. "format", "torch", "ggml" and "sglang": a data type, by kvcalc's names or by the
-            names in torch, GGML or SGLang.
+            number. "signed": a whole number; "all" and "auto" mean -1. "length": a number of
+            tokens; -1 and "auto" leave it to the engine. "real": a decimal number. "text": any
+            text. "name": a text, made lower case. "format", "torch", "ggml" and "sglang": a data
+            type, by kvcalc's names or by the names in torch, GGML or SGLang.
         spellings: All spellings that the engine accepts. kvcalc writes the first one.
         setting: Value of the kvcalc option if a switch is present.
     """
@@ -122,10 +122,10 @@ class Flag(NamedTuple):
         return canonical(text) if self.kind in FORMAT_NAMES else READERS[self.kind](text)
 
     def can_write(self, settings: Settings) -> bool:
-        """Return whether a command line with this flag would express the current option values.
+        """Return whether kvcalc writes this flag to express option values in a command line.
 
-        A switch expresses only its own `setting`. Another flag expresses every value of its option.
-        The result is False if the option is at its default, so that the flag is not needed.
+        It writes a switch if the switch's option has the value `setting`. It writes another flag if
+        the flag's option is not at its default.
 
         Args:
             settings: Values of kvcalc options, by name. Options at their defaults are left out.
@@ -162,7 +162,8 @@ class Dialect(NamedTuple):
         write: Function that changes kvcalc options into flag values, in place. It takes the options
             by name, and the deployment. It gives an option that no flag expresses the prefix
             `fit_`.
-        writes_model_flag: Whether a flag must precede the model's name.
+        writes_model_flag: Whether kvcalc writes a flag, such as --model-path, before the model's
+            name.
         max_slots: Maximum of max_num_seqs for an engine that allocates all sequences when it
             starts, as llama.cpp does. 0 if the engine starts even if fewer sequences fit.
     """

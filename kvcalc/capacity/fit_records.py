@@ -38,8 +38,8 @@ class TypedRequest(NamedTuple):
         model: Name or path of the model as typed; "" if it equals the model's own name.
         gpu: Name or file of the GPU model as typed; "" if it equals the GPU model's own name.
         options: Words of typed kvcalc options that no flag of an engine expresses.
-        all_experts: Whether the request has `--enable-expert-parallel`.
-        flags: Flags of the engine's command line that are not counted; "" for none.
+        all_experts: Whether the request has `--enable-expert-parallel`. Advice then has no `--ep`.
+        flags: Flags of the engine's command line that the prediction ignores; "" for none.
     """
 
     model: str = ""
@@ -65,7 +65,7 @@ def fit_record(
         lengths: Tokens of example requests, for the waste of memory allocators. () leaves out the
             keys of the waste.
         seed: Seed for the random order in which sequences of the simulated allocator end.
-        typed: The request as the user typed it.
+        typed: The request as the user typed it. It changes only the commands and the advice.
     """
     waste: Record = _waste_keys(result, lengths, seed) if lengths else {}
     command, kvcalc_command = command_lines(result, typed)
@@ -277,7 +277,8 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
 
     Args:
         result: The capacity of the configuration.
-        typed: The request as the user typed it.
+        typed: The request as the user typed it. Its names, options and ignored flags are repeated
+            in the commands.
     """
     from kvcalc.capacity.command_line import command_of
 

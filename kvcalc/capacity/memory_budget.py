@@ -224,7 +224,8 @@ def budget(
         utilization: Fraction of the memory that the engine may use, from 0 to 1.
         terms: Bytes outside the KV cache.
         basis: Memory to which the utilization refers: "total", "free" or "remaining".
-        excludes_activations: Whether activation and overhead are outside the share.
+        excludes_activations: Whether activation and overhead are outside the share. They then do
+            not reduce the KV cache.
     """
     free = memory - terms.startup_bytes
     if basis == "total":
@@ -302,7 +303,7 @@ def activation_peak(
         precision: Formats of weights and activations.
         ranks: The parallelism.
         tokens: Tokens of the prefill on one data-parallel rank.
-        sequences: Prompts on one data-parallel rank that share these tokens equally.
+        sequences: Prompts on one data-parallel rank, among which these tokens are divided equally.
         stage: Index of the pipeline stage.
     """
     sequences = max(1, min(sequences, tokens))

@@ -128,7 +128,8 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         example because another checkpoint is needed.
 
         Args:
-            model_name: The model's name as typed.
+            model_name: The model's name as typed; "" if unknown. The flags do not contain it. It
+                tells whether the change needs another checkpoint.
         """
         before = command_of(self.request.requested, self.request.options, model_name)
         after = command_of(self.deployment, self.options, model_name)
@@ -147,7 +148,7 @@ class Advice(NamedTuple):
         missing: The missing memory, as a text such as "needs 80.00 GiB of KV cache, has 1.50 GiB".
         num_fitting: Sequences of the requested length that fit in the replica without a change.
         fixes: Changes with which the request fits, each of them tried. The keys are the words to
-            type, such as "--tp 4".
+            type: kvcalc's options, such as "--tp 4", or the engine's flags.
         num_gpus: GPUs of the request.
     """
 
@@ -267,7 +268,7 @@ def advice(
 
     Args:
         result: The capacity of the request.
-        model_name: The model's name as typed; "" if unknown.
+        model_name: The model's name as typed; "" if unknown. Only a command line needs it.
         as_command: Whether the request is an engine's command line. The advice then names the
             engine's own flags instead of kvcalc's options.
         all_experts: Whether the request has `--enable-expert-parallel`. Changes then state no

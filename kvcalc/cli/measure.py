@@ -36,14 +36,15 @@ class MeasureOptions(Question, frozen=True):
         threads: CPU threads; 0 for all free cores.
         seconds: Seconds per measurement; 0 for the default of the device.
         seed: Seed of random weights and inputs.
-        generate: Tokens to generate, with the KV cache and without, instead of single layers. 0
-            measures layers.
-        prompt_len: Prompt tokens of each generation.
+        generate: Output tokens of generations, which are timed with and without a KV cache. 0 means
+            that single layers are timed instead.
+        prompt_len: Prompt tokens of each generation; used only with `generate`.
         phase: Phase of layers to measure: decode, prefill or both.
         rows: CSV file to write with the measured times; '' for none.
         save_gpu: Name of a GPU preset to write with the measured ceilings (FLOP/s and bytes/s); ''
             for none.
-        calibration: Whether to measure and fit the time models of a new GPU.
+        calibration: Whether to measure chosen shapes instead, fit time models of this GPU to them,
+            and write a calibration.
     """
 
     context: Annotated[Tokens, parse_tokens] = ()

@@ -85,9 +85,9 @@ class Adviser(NamedTuple):
     def fits(self, change: ConfigChange) -> bool:
         """Return whether the engine starts with the changed flags and the required users fit.
 
-        This is computed twice, and both results must be true: from the predicted memory, and from
-        the prediction plus the differences between log and prediction. The result is False if flags
-        cannot express the change.
+        This must be true for the predicted memory, and for the prediction plus the differences
+        between log and prediction. With these differences, one sequence of the start's
+        max_model_len must fit too. The result is False if flags cannot express the change.
 
         Args:
             change: The changed start.
@@ -161,10 +161,11 @@ class Adviser(NamedTuple):
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
         """Return a list with one change: the smallest gpu_memory_utilization that is enough.
 
-        With it all required users fit. The list is empty if no value is enough. The values are
-        multiples of 0.01 above the current value. They end at the share of the memory that other
-        processes leave free. If other processes made the start fail, the change is instead to the
-        next smaller value, because the engine then needs less free memory.
+        With it all required users fit. The values are multiples of 0.01 above the current value, up
+        to the share of the memory that other processes leave free. If other processes made the
+        start fail, the change is instead to the next smaller value, because the engine then needs
+        less free memory. The list is empty if no value is enough, with llama.cpp, and if the start
+        has a cache size in bytes.
 
         Args:
             start: The logged start, possibly with earlier changes.
@@ -301,8 +302,9 @@ class DiagnosisSummary(NamedTuple):
         The last record also has what fits: the outcome, the sequences and the changes that help.
 
         Args:
-            log: Name of the log file.
-            number: Position of the start among the starts of the file, from 1.
+            log: Name of the log file, which each record repeats.
+            number: Position of the start among the starts of the file, from 1, which each record
+                repeats.
         """
         boot = self.boot
         items = {ITEM_NAMES[key]: item for key, item in self.items.items()}

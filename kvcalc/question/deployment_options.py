@@ -35,6 +35,8 @@ def _tp(text: str, name: str) -> int:
 def engine_name(text: str, name: str) -> str:
     """Return an engine's name in lower case and without surrounding spaces.
 
+    Unknown names are not refused here.
+
     Args:
         text: The text.
         name: Name of the option, for the error message.

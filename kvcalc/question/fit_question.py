@@ -72,7 +72,8 @@ class EngineSettings(Question, frozen=True):
 class FitQuestion(EngineSettings, frozen=True):
     """The options of `fit`: the requested sequences, the engine and its settings.
 
-    0, "" and None leave a choice to the engine or the model.
+    0, "" and None mean that nothing is given: the engine, the model or kvcalc then chooses. For
+    amounts that are added, such as `memory_in_use` and `kv_offloading_bytes`, 0 means none.
 
     Attributes:
         engine, engine_version: Engine, and its version; "" for the latest.
@@ -106,7 +107,8 @@ class FitQuestion(EngineSettings, frozen=True):
         mtp: Whether the multi-token prediction layers are loaded.
         draft: Name of a draft model.
         cpu_offload_gb: GiB of each GPU's weights in CPU memory.
-        disk_bandwidth: Bytes per second at which weights are read from disk, for the loading time.
+        disk_bandwidth: Bytes per second at which weights are read from disk, for the loading time;
+            0 leaves out this time.
         kv_offloading_bytes: Bytes of host memory for more KV cache, per GPU.
     """
 

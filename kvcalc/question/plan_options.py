@@ -155,13 +155,14 @@ GpuCounts = Annotated[Sizes, gpu_count]
 class SpaceOptions(Question, frozen=True):
     """The deployments that `plan` tries: every combination of the items of the tuples.
 
-    () means every possible size. `price_per_hour` is not combined: it gives each GPU its price.
+    `price_per_hour` is not combined: it gives each GPU its price.
 
     Attributes:
         gpu: GPU presets or files; `all` for every preset.
         max_gpus: Maximum number of GPUs of all replicas together.
-        tp, pp, ep: GPUs of a replica for tensor, pipeline and expert parallelism.
-        dp: Data-parallel groups of a replica.
+        tp, pp: GPUs for tensor parallelism, and pipeline stages; () for every possible number.
+        dp: Data-parallel groups of a replica; () for every possible number, but 1 without experts.
+        ep: GPUs over which experts are spread; () for 1 or tp · dp.
         nodes: Number of nodes of a replica; 0 for as few as the interconnect allows.
         inter_node_bandwidth: Bandwidth per GPU between nodes, such as `50GB/s`; '' for the
             preset's.

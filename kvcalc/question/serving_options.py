@@ -47,8 +47,10 @@ class LatencyOptions(Question, frozen=True):
         input_len: Prompt tokens of each request.
         output_len: Output tokens of each request.
         batch_size: Number of concurrent requests.
-        no_cache: Whether to time the same generation without a KV cache too.
-        head: Positions for which the LM head is computed without a cache: `last` or `all`.
+        no_cache: Whether to time the same generation without a KV cache too, in which each step
+            computes all tokens again.
+        head: Tokens of a pass on which the LM head runs in the generation without a cache: `last`
+            (of each sequence) or `all`.
         prefix_len: Leading prompt tokens that are cached already.
         max_num_batched_tokens: Tokens per prefill chunk; 0 for the whole prompt.
         draft: Draft for speculative decoding: a model, `layers=N` (the target's first N layers) or
@@ -222,7 +224,7 @@ class ServerSettings(Question, frozen=True):
             layers, or for other drafts the number that is fastest for a single request.
         acceptance_rate: Share of draft tokens that is accepted; None for 0.8.
         disaggregate: Whether separate replicas compute the prompts.
-        prefill_replicas: Number of separate replicas that compute the prompts.
+        prefill_replicas: Number of these separate replicas; more than 1 needs `disaggregate`.
     """
 
     max_num_seqs: int | None = None

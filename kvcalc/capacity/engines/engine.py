@@ -253,8 +253,8 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             model: The model.
             kind: Name of the layer kind, a key of `model.kinds`.
             formats: Formats of weights and cache.
-            ranks: The parallelism.
-            settings: The engine's settings.
+            ranks: The parallelism. Tensor-parallel ranks share the heads of an entry.
+            settings: The engine's settings, such as the dtype of recurrent states.
         """
         layer, parts = model.kinds[kind], []
         for part in layer.all_parts:

@@ -126,8 +126,8 @@ class KVCacheGroup(NamedTuple):
     def widest_page(self) -> int:
         """Return the bytes of the largest page of one layer on one GPU, for the record of `fit`.
 
-        A layer with index keys has two pages. The result is the largest page of keys, values,
-        latents or states, plus the largest page of index keys.
+        Layers of all pipeline stages count. A layer with index keys has two pages. The result is
+        the largest page of keys, values, latents or states, plus the largest page of index keys.
         """
         main = max((s.page for _, s in self.specs if s.main), default=0)
         return main + max((s.page for _, s in self.specs if not s.main), default=0)

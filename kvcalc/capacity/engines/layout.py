@@ -75,7 +75,7 @@ class LayerCache(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """The stored cache entries of one sublayer, sorted by the kind of page that stores them.
+    """The stored cache entries of one sublayer, separated by the kind of page that stores them.
 
     A page is the part of a block that one layer uses.
 
@@ -118,7 +118,7 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer of each group that stores equal cache entries, to compute it only once."""
+    """Return one layer of each set with equal cache entries, whatever their pipeline stages."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
@@ -168,9 +168,9 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 def stage_pages(
     engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
-    """Return the cache entries of the sublayers of a pipeline stage, with their numbers.
+    """Return the pages of a pipeline stage's sublayers, and how many layers have such pages.
 
-    The items are pairs (pages of a sublayer, number of layers with equal pages).
+    The items are pairs (cache entries of a sublayer by kind of page, number of equal layers).
 
     Args:
         engine: Name of the engine, for the message.
@@ -262,8 +262,8 @@ class CacheLayout:
 
     Attributes:
         block_size: Tokens of a block; None without blocks.
-        page_bytes: Bytes of the largest page: the part of a block that one layer uses.
-        bytes_per_block: Bytes of a block on one GPU, over all layers that share it.
+        page_bytes: Bytes of the largest page: a block's part that one layer uses; None if unused.
+        bytes_per_block: Bytes of a block on one GPU, over all layers that share it; None if unused.
         notes: Remarks for the user.
         demands: Summands of the bytes that one sequence needs.
     """
@@ -321,7 +321,7 @@ class CacheLayout:
         return None
 
     def request_blocks(self, length: int) -> int | None:
-        """Return the number of blocks of a sequence of `length` tokens on one GPU, or None."""
+        """Return one sequence's blocks on one GPU, at `length` tokens; None without blocks."""
         return None
 
     def concurrency(self, budget: int, length: int) -> float:

@@ -109,7 +109,7 @@ def defaults(
 
     Args:
         gpu: The GPU model.
-        ranks: The parallelism.
+        ranks: The parallelism. From tp 4 on, most GPUs have larger CUDA graphs.
         rules: The rules of the release.
         tokens: The requested tokens of a prefill chunk; 0 for the default.
         model: The model.

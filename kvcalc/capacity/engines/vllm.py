@@ -69,8 +69,8 @@ class Vllm(BlockPool):
         groups: The KV cache groups of all stages.
         stage: Index of the pipeline stage.
         block: Tokens of a block.
-        ranks: The parallelism.
-        settings: The engine's settings.
+        ranks: The parallelism. Decode-context-parallel ranks divide the tokens of a sequence.
+        settings: The engine's settings, which decide how many tokens a layer with a window keeps.
     """
 
     null_blocks = 1  # a placeholder

@@ -428,9 +428,9 @@ def peak(
 
     Args:
         start: The GPU when the engine starts.
-        has_kernels: Whether FlashInfer's sampling kernels are installed. Only some releases use
-            these kernels.
-        is_first_start: Whether the compilation cache is empty.
+        has_kernels: Whether FlashInfer's sampling kernels are installed. In some releases, the
+            sampler then needs less memory.
+        is_first_start: Whether the compilation cache is empty. If not, compilation counts as 0.
     """
     outputs, workspace = image_outputs(start), experts_workspace(start)
     sampler = sampler_peak(start, has_kernels) + outputs + workspace if start.layers.last else 0
@@ -462,7 +462,7 @@ def sampler_peak(start: EngineStartup, has_kernels: bool) -> Any:
 
     Args:
         start: The GPU when the engine starts.
-        has_kernels: Whether FlashInfer's sampling kernels are installed.
+        has_kernels: Whether FlashInfer's kernels are installed. Some releases then do not sort.
     """
     rules, model, count = start.release, start.model, start.sequences
     row = model.hidden_size * start.formats.element_bytes
