@@ -473,7 +473,7 @@ def size_record(
         context: Tokens of each sequence.
         batch_size: Number of sequences, over all data-parallel ranks.
         precision: Requested formats of weights and KV cache.
-        block_size: Tokens of a cache block.
+        block_size: Tokens of a cache block, for the allocated bytes.
         parallelism: Number of ranks of each kind of parallelism.
 
     Raises:

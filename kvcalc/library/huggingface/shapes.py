@@ -229,8 +229,7 @@ def grouped(
         bias: Whether all four projections have biases, unless qkv_bias or o_bias say otherwise.
         qkv_bias: Whether the projections of queries, keys and values have biases; None for `bias`.
         o_bias: Whether the output projection has a bias; None for `bias`.
-        window: Tokens of the sliding window. It applies only to layers of a sliding type. Layers of
-            type `chunked_attention` use the key `attention_chunk_size`, and full layers neither.
+        window: Window of sliding layers in tokens. Chunked layers use `attention_chunk_size`.
         heads: Number of query heads; None for the key `num_attention_heads`.
         kv_heads: Number of KV heads; None for `num_key_value_heads`, or else one per query head.
         head: Width of a head; None for `head_dim`, or hidden size ÷ query heads without this key.
