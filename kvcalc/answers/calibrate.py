@@ -77,14 +77,18 @@ def run(
         rows: CSV files with one measured operation per row: its GPU, software, shape and time.
         gpu: The measured GPU, whose rows are used: preset name or YAML file.
         stack: The measured software, whose rows are used, such as `vllm`.
-        out: YAML file to write, or a folder with `all_stacks`; '' for the folder of the user's
-            presets.
-        all_stacks: Whether to fit every GPU and software that the rows name. Then `gpu` and `stack`
-            must be ''.
+        out: YAML file to write, `-` for stdout, or a folder with `all_stacks`; '' for the folder of
+            the user's presets.
+        all_stacks: Whether to fit every GPU and software that the rows name, with a file for each.
+            Then `gpu` and `stack` must be ''; otherwise both are required.
         source: Origin of the rows, which the files state.
 
     Returns:
         An answer with a record per fitted time model: its parameters and its errors.
+
+    Raises:
+        UserError: `gpu` or `stack` is missing, or given with `all_stacks`, or no time model has
+            enough rows.
     """
     provenance = {name.strip("_"): getattr(source, name) for name in source.__struct_fields__}
     if all_stacks:
@@ -212,7 +216,8 @@ class ValidationOptions(Question, frozen=True):
     Attributes:
         by: Keys by which rows are grouped, separated by commas: op, gpu, framework, dtype, model or
             client. Each group becomes one record.
-        predictions: CSV file to write with every row and its prediction; '' for none.
+        predictions: CSV file to write with every row and its prediction; '' for none. `-` prints it
+            on stdout instead of the errors.
         fail_above: Median error of a group, in percent, above which the exit status is 1; infinite
             for no limit.
         stack: Software whose calibration predicts all rows; '' for the software that each row
@@ -231,8 +236,9 @@ class ValidationOptions(Question, frozen=True):
 def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
     """Compare predicted with measured times, and return the errors of each group of measurements.
 
-    An error of 0.1 means that prediction and measurement differ by 10%. The exit status is 1 if the
-    median error of a group exceeds `options.fail_above` percent.
+    An error of 0.1 means that prediction and measurement differ by 10%. If `options.fail_above` is
+    finite, the exit status is 1 in three cases: the median error of a group exceeds it in percent,
+    a group has no prediction, or a file has no row that can be read.
 
     Args:
         rows: CSV files with one measured operation or server per row.

@@ -134,6 +134,9 @@ def run_schema(command: str) -> None:
 
     Args:
         command: Name of the command, such as `fit`.
+
+    Raises:
+        UserError: The command is unknown, or prints no records.
     """
     from kvcalc.report.export import schema_of_command
 

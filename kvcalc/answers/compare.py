@@ -28,8 +28,9 @@ class VariantOptions(Question, frozen=True):
 
     Attributes:
         variants: Names, such as `none` (the model's own attention), `mha`, or `gqa:8` (8 KV heads).
-            () for the default, such as `mha`, `none`, `mqa`, `mla` and `dsa`. Variants equal to the
-            model's own attention are then left out.
+            () for `mha`, `none`, `mqa`, `mla` and `dsa`, but without the last three if they equal
+            the model's own attention. For a model with MHA, a `gqa` with 8, 4 or 2 KV heads
+            replaces `none`, if possible.
     """
 
     variants: tuple[str, ...] = ()

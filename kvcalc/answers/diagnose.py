@@ -45,8 +45,11 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
     Args:
         logs: Log files; `-` is stdin.
         options: Values that replace values in the log, and the users that must fit.
-        save: File to write with the measured overheads, so that `fit --from-log` can use them
-            instead of predicted overheads; '' for none.
+        save: File to write with the measured overheads of the last start, so that `fit --from-log`
+            can use them instead of predicted overheads; '' for none.
+
+    Raises:
+        UserError: A log cannot be read, has no engine start, or has fewer than `options.boot`.
     """
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots

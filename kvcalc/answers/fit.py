@@ -42,7 +42,8 @@ class TypedWords(NamedTuple):
         names: Name of a model or GPU → the word that the user typed for it. Example:
             "h100-sxm" → "h100".
         extra_words: Words of options that no engine's command line has, such as `--memory 36GiB`.
-        has_all_experts: Whether the request has `--enable-expert-parallel`.
+        has_all_experts: Whether the request has `--enable-expert-parallel`. Suggested changes to
+            more GPUs then do not add `--ep`.
         stated: Options that an engine's command line states, by their names in `fit`; empty if the
             request has no engine's command line.
         notes: Notes for the user about the engine's command line, such as flags that are ignored.
@@ -81,7 +82,9 @@ def run(
         allocations: Steps of sequences to simulate in the KV cache, instead of what fits: `A 1024
             50; free A` reserves 1,024 tokens for A, stores 50, then releases A. Or the path of a
             file with steps; '' for none.
-        matrix: Whether to answer with a matrix of users and contexts.
+        matrix: Whether to answer instead with a matrix for each deployment: the free KV cache bytes
+            of one GPU for each number of users and each context. They come from the options
+            max_num_seqs and max_model_len, or else are usual values.
         file: Docker Compose or Kubernetes file whose servers are checked, instead of `models`; ''
             for none.
         emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''

@@ -82,10 +82,12 @@ class FigureOptions(Question, frozen=True):
     """The GPUs, contexts, batch sizes and data types in a picture of `kvcalc plot`.
 
     Attributes:
-        gpu: GPU names.
-        context: Tokens per sequence. If contexts are an axis, the axis ends at the largest. () for
-            the picture's default.
-        batch_size: Numbers of sequences.
+        gpu: GPUs whose roofline or memory is drawn. Other pictures do not use them.
+        context: Tokens per sequence. `cache-vs-parameters` draws all of them, and the axis of
+            `cache-vs-context` ends at the largest. Other pictures use the last. () for the
+            picture's default.
+        batch_size: Numbers of sequences. `roofline` draws all of them, and 1, 8, 64 and 256 by
+            default. Other pictures use the first, or one sequence.
         dtype: Data type of the weights. Only the first is used.
         kv_cache_dtype: Data type of the cache. Only the first is used.
     """

@@ -35,8 +35,10 @@ def run(
     """Simulate servers under load, one forward pass after another.
 
     The answer has a record per simulation, with latencies, throughput and cache use of the replica.
-    There is a simulation for each combination of deployment, scheduling and load. Without a rate, a
-    trace or clients, several rates are tried.
+    There is a simulation for each combination of deployment, scheduling and load. If the load has
+    no rate, trace or clients, several rates are tried: the first record of each server is then of
+    the highest rate that it sustains within the latency targets, and a record for each tried rate
+    follows.
 
     Args:
         models: Models, each word a name or a comma-separated list.
@@ -44,8 +46,10 @@ def run(
             lengths.
         scheduling: How batches are formed and the cache is allocated, one item per variant.
         settings: Limits and latency targets of the server.
-        find_rate: Whether to find the highest rate that meets the latency targets.
-        timeline: CSV file to write with every forward pass; '' for none, `-` for stdout.
+        find_rate: Whether to return only the record of the highest rate for each server. The load
+            must then have no rate, trace or clients.
+        timeline: CSV file to write with every forward pass, if there is only one combination; ''
+            for none. `-` prints it on stdout instead of the records.
         deploying: GPU, data types, parallelism and engine of each deployment.
     """
     return serve_answer(
@@ -66,12 +70,18 @@ def serve_answer(
     Args:
         deployments: The deployments, each a model on one replica of GPUs.
         load: Option name → value, for the options in `Workload`. Without a rate, a trace or
-            clients, several rates are tried.
+            clients, several rates are tried: the first record of each server is of the highest rate
+            that it sustains within the latency targets, and a record for each tried rate follows.
         scheduling: How batches are formed and the cache is allocated. Each item is simulated with
             each deployment and load.
         settings: Limits and latency targets of the server.
-        find_rate: Whether to find the highest rate that meets the latency targets.
-        timeline: CSV file to write with every forward pass; '' for none, `-` for stdout.
+        find_rate: Whether to return only the record of the highest rate for each server. The load
+            must then have no rate, trace or clients.
+        timeline: CSV file to write with every forward pass, if there is only one deployment,
+            scheduling and load; '' for none. `-` prints it on stdout instead of the records.
+
+    Raises:
+        UserError: No server can be simulated, or `timeline` is given for several.
     """
     from kvcalc.report.text.measure_text import progress_bar
     from kvcalc.report.text.serving_text import serve_table

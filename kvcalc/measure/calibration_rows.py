@@ -162,8 +162,9 @@ class Shape(NamedTuple):
     Attributes:
         op: Operation: gemm, decode_attention or prefill_attention.
         dtype: Data type of the operands, such as `bfloat16`.
-        counts: Sizes of the call: (m, n, k) of a GEMM, or (sequences, query heads, KV heads, head
-            width, tokens per sequence, window) of attention. The window is 0 for none.
+        counts: Sizes of the call: (m, n, k) of a GEMM x[m, k] · W[k, n], or (sequences, query
+            heads, KV heads, head width, tokens per sequence, window) of attention. The window is 0
+            for none.
     """
 
     op: str

@@ -52,7 +52,8 @@ class Machine(NamedTuple):
         memory_bytes: Size of the GPU's memory, or of the system's memory for a CPU.
         cache_bytes: Size of the last-level cache (the L2 of a GPU).
         threads: CPU threads; 0 on a GPU.
-        sms: Number of streaming multiprocessors; on a CPU, of its threads.
+        sms: Number of the GPU's streaming multiprocessors, or of the CPU's threads; None if
+            unknown.
         share: Share of the CPU time of all cores, from 0 to 1, that this process can get.
     """
 

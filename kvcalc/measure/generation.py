@@ -167,8 +167,9 @@ class GenerationRun:
         machine: The machine to measure on.
         tokens: Token ids of prompts and generated tokens, [batch_size, prompt_len + new_tokens].
         cache: One cache per layer; None without a cache.
-        calls: List of torch operations per forward pass, from which the host's time is predicted:
-            [first pass, each later pass] with a cache, or [every pass] without a cache.
+        calls: Numbers of torch operations in a forward pass, from which the host's time is
+            predicted: [in the first pass, in each later pass] with a cache, or [in every pass]
+            without a cache.
         seconds: Measured seconds of every step so far.
     """
 

@@ -105,13 +105,16 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     """Keys of a `fit` record about the sequences and tokens that fit, and settings that would fit.
 
     Bytes, blocks and tokens "in the pool" are of one GPU; numbers of sequences are of the replica.
-    Sequences have `requested_model_len` tokens. `max_num_seqs` is the number that fits if the
-    engine is set up for it. `capacity_sequences` is the number that the cache stores with the
-    requested engine setting; the cache is smaller if this setting is higher. `low_num_seqs` is the
-    number that fits with `kv_budget_low_bytes`. `greatest_num_seqs` is the largest engine setting
-    `max_num_seqs` whose sequences all fit. `kv_cache_allocated_bytes` is what the engine allocates
-    on one GPU when it starts. "Without a limit" means that longer or more sequences need no more
-    cache. After a key's meaning come the heading and the format of its table column.
+    Sequences have `requested_model_len` tokens. The engine setting `max_num_seqs` is the number of
+    sequences for which the engine is set up; a higher setting leaves a smaller cache.
+    `capacity_sequences` is the number that the cache stores with the requested or default setting.
+    The key `max_num_seqs` is the part of them for which the engine could also be set up.
+    `greatest_num_seqs` is the largest setting whose sequences all fit. Example: with a default
+    setting of 256, these three numbers may be 54, 54 and 56. `low_num_seqs` is the number that fits
+    with `kv_budget_low_bytes`.
+    `kv_cache_allocated_bytes` is what the engine allocates on one GPU when it starts. "Without a
+    limit" means that longer or more sequences need no more cache. After a key's meaning come the
+    heading and the format of its table column.
     """
 
     block_size: Annotated[IntOrNull, "per block; null if the engine has no blocks"]

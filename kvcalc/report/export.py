@@ -123,7 +123,9 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def json_pieces(records: Iterable[Record]) -> Iterator[str]:
-    """Yield the text of a JSON array in pieces, one record per line, so that memory suffices.
+    """Yield the text of a JSON array in pieces, so that the complete text need not fit in memory.
+
+    Each piece is a line with one record. A last piece closes the array.
 
     Args:
         records: The records. NaN and infinity are written as null.

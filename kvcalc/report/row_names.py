@@ -65,8 +65,9 @@ def sides(
 
     Args:
         records: The records.
-        keys: Keys to compare, the most important first.
-        wording: Key → format string for its value in a name, such as `tp {}`.
+        keys: Keys to compare, the most important first. Differences in other keys do not count.
+        wording: Key → format string for its value in a name, such as `tp {}`; needed for each of
+            `keys`.
     """
     distinct: list[str] = []
     rows: list[tuple[object, ...]] = [()] * len(records)

@@ -25,7 +25,8 @@ def build_mixer(
         spec: Specification of the attention or recurrence, from `kvcalc.layers`.
         hidden_size: Width of the layer's input and output.
         rotates: Whether the layer applies rotary positions (RoPE).
-        shares_cache: Whether the layer reads the cache of the layer before it.
+        shares_cache: Whether the layer reads the cache of the layer before it, and so has no keys
+            and values of its own. Only grouped attention without a window supports this.
 
     Raises:
         UserError: No torch module supports this type of layer or one of its fields.

@@ -371,6 +371,10 @@ class FeedForwardLayer(nn.Module):
 
     It computes down(silu(gate(x)) · up(x)) if gated, otherwise down(gelu(up(x))). Input and output
     are [batch, tokens, hidden size].
+
+    Args:
+        spec: Width of the FFN, and whether it is gated.
+        hidden_size: Width of input and output.
     """
 
     def __init__(self, spec: Dense, hidden_size: int) -> None:

@@ -33,7 +33,9 @@ class Series(NamedTuple):
             - `bar`: one part of stacked bars
             - `cells`: one row of a heat map
         sizes: Relative areas of markers, from 0 to 1; one value for all markers, or one for each.
-        labels: Texts at points, in cells, or at the ends of bars.
+            () for small markers.
+        labels: Texts at points, in cells, or at the ends of bars; () for none, or for the lengths
+            of bars.
         colour: Index into the palette. -1 means the index of the series in the chart.
     """
 

@@ -48,7 +48,8 @@ def latency_chart(curves: Sequence[Any], request: "LatencyOptions") -> list[Char
     Args:
         curves: Result of `latency_sweep` for all requests: speculation curves, generation work or
             latency curves.
-        request: The options of the first request, which stand for all requests.
+        request: The options of the first request. They select the charts, and the subtitle of the
+            speed-up chart names its batch size and lengths.
     """
     if request.draft:
         return [speculation_chart(curves, request)]

@@ -80,8 +80,8 @@ def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
 def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
     """Return a chart of one sequence's KV cache in bytes over the number of parameters of models.
 
-    Each model has one point per context. If the models are one family, a line joins their points. A
-    further line shows growth in proportion to the parameters.
+    Each model has one point per context. If the models are one family, a line joins their points,
+    and a further line shows growth in proportion to the parameters.
 
     Args:
         curves: A curve per model, over equal contexts, for one sequence and not split over GPUs.

@@ -60,7 +60,7 @@ def size_table(
         records: Records of `size`, one per row.
         stored: (model, data types, parallelism) triples. Notes for `--verbose` state what is
             assumed about each model.
-        block_size: Tokens per block of the cache.
+        block_size: Tokens per block of the cache, for the footnote and the notes.
     """
     has_weights = records[0]["weight_bytes"] is not None
     models = {model.name: model for model, *_ in stored}
@@ -200,7 +200,7 @@ def compare_table(
         deployments: Deployments of one model.
         records: Records of `compare`: all records of the first deployment, then of the second, and
             so on.
-        block_size: Tokens per block of the cache.
+        block_size: Tokens per block of the cache, for the notes of `--verbose`.
     """
     model, first = deployments[0].model, records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only the dimensions are known

@@ -80,16 +80,21 @@ def fit_table(
 ) -> Table:
     """Return the table that `fit` prints, with one row per configuration.
 
-    The title names the smallest configuration that fits, else the memory that the closest lacks.
+    The title names the smallest configuration that fits, and the last line its engine's command. If
+    none fits, the title names the memory that the closest lacks. A note then suggests changes, and
+    the command has the first change.
 
     Args:
         records: Records of `fit`, one per configuration.
         fits: The memory and capacity of each configuration, in the order of `records`. If any
             configuration fits, the first is the smallest that does.
-        typed: Name of a model → the word for it in a typed command line, whose flags then express
-            suggested changes. None without such a line.
-        all_experts: Whether the request has `--enable-expert-parallel`.
-        typed_flags: Flags of the typed command line that are not counted.
+        typed: Name of a model → the word for it in an engine's command line that the user typed.
+            Changes are then flags of this engine, and the command names the model by this word.
+            None if the user typed no such line: changes are then options of kvcalc.
+        all_experts: Whether the request has `--enable-expert-parallel`. Changes to more GPUs then
+            do not add `--ep`.
+        typed_flags: Flags of the typed command line that kvcalc does not count. They are appended
+            to the command.
     """
     rows = []
     for record, result in zip(records, fits, strict=True):

@@ -248,7 +248,8 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
         summary: Diagnosis of one engine start.
         log: Name of the log file.
         number: Number of the start in its log, from 1 on.
-        boots: Number of starts in the log.
+        boots: Number of starts in the log. If there are several, a note says which one the table
+            explains.
     """
     records = summary.records(log, number)
     notes = ["", summary.basis, summary.capacity, *filter(None, [summary.remedy])]

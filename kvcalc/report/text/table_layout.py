@@ -114,12 +114,14 @@ class LaidOutTable(NamedTuple):
 
 
 class ColumnChoice(NamedTuple):
-    """The columns of a table by how they are shown. Columns in neither list are left out.
+    """Which columns of a table are shown, and which notes replace columns.
+
+    A column that is neither in `shown` nor in `wide` adds no information, or a note replaces it.
 
     Attributes:
         shown: Columns in the table.
         remarks: Notes that replace columns, such as a note on a value that is equal in all rows.
-        wide: Columns that only `--wide` shows.
+        wide: Columns that are hidden now, and that `--wide` would show.
     """
 
     shown: list[Column]

@@ -235,7 +235,7 @@ def answer_sentence(first: str, *clauses: str) -> str:
 def footnotes(*notes: str) -> list[str]:
     """Return '' (a blank line) and then the notes, as the lines below a table.
 
-    Empty and repeated notes are left out.
+    Empty and repeated notes are left out. Without any note, the result is [''].
 
     Args:
         notes: Notes, the most important first. Only `--verbose` prints more than three.
