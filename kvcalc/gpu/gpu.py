@@ -223,8 +223,9 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     def inter_domain_rate(self) -> float | None:
         """Return the bytes per second, one way, from one GPU to another outside its link domain.
 
-        A link domain is the set of GPUs that one link, such as NVLink, connects. The result is None
-        if the rate is unknown.
+        A link domain is the set of GPUs that one link, such as NVLink, connects. The result is the
+        rate between nodes. If it is unknown, the result is None, but for cards that a bridge joins
+        in pairs it is the rate of the link to the CPU.
         """
         return self.inter_node_bytes_per_s or (
             self.host_link_bytes_per_s if self.is_bridged else None

@@ -244,7 +244,8 @@ def launch_lines(
     Args:
         line: The engine's command line of one replica, such as `vllm serve …`. It must be vLLM's if
             there are prefill replicas.
-        gpu: GPU model. Its preset states the number of GPUs of a host.
+        gpu: GPU model. Its preset states the number of GPUs of a host, otherwise it is 8. Replicas
+            fill one host after the other.
         ranks: Tensor-, pipeline- and data-parallel sizes of each replica, which give its number of
             GPUs.
         prefill_replicas: Number of replicas that process only prompts; 0 without disaggregated

@@ -43,7 +43,8 @@ def geometric_steps(first: int, last: int) -> list[int]:
 
     Args:
         first: Smallest number, which is the first of the list.
-        last: Largest number, which is the last of the list.
+        last: Largest number, which is the last of the list. If it is not above `first`, it is the
+            only number.
     """
     steps, value = [], float(first)
     while value < last:
@@ -122,7 +123,10 @@ def cache_curve(
 
 
 def contexts_up_to(last: int) -> list[int]:
-    """Return contexts in tokens from 128 to `last`, with four in each doubling, for a plot."""
+    """Return contexts in tokens from 128 to `last`, with four in each doubling, for a plot.
+
+    If `last` is at most 128, it is the only context.
+    """
     return geometric_steps(128, last)
 
 

@@ -98,7 +98,7 @@ class RunningRequest:
             of its decoding.
         order: Admission number: the request was the n-th to be admitted on its rank, at its last
             admission; 0 before the first. The newest request is preempted first.
-        reserved: KV cache bytes reserved at admission, for the prompt and a share of the answer.
+        reserved: KV cache bytes of one GPU, reserved at admission for prompt and share of answer.
     """
 
     index: int

@@ -40,7 +40,7 @@ def summary(
 
     Args:
         served: All requests with their times, and the sums over the passes of each rank.
-        budget: Bytes for the KV cache on one GPU, of which `kv_peak` is the share used at the peak.
+        budget: Bytes for the KV cache on one GPU. `kv_peak` is the largest used share of them.
         slo_ttft, slo_tpot: Targets of TTFT and TPOT [s] for `slo_attainment`; 0 for no target.
     """
     requests, logs, times = served.requests, served.logs, served.times

@@ -91,9 +91,10 @@ class Family(NamedTuple):
     Attributes:
         candidates: Function of (kind of data, name of the software stack, GPU). It returns the
             classes of time models to try, each with its fixed fields; empty if there is none.
-        kind: Function of the (data types, kernel name) of a row. It returns the kind of data.
+        kind: Function of the (data types, kernel name) of a row. It returns the kind of data; by
+            default the data types.
         weight: Function of the sizes of the measured calls, such as m, n and k, one array [rows]
-            each. It returns the weight of each row in the fit.
+            each. It returns the weight of each row in the fit; by default 1.
     """
 
     candidates: Callable[[str, str, Gpu], Candidates]
@@ -104,11 +105,11 @@ class Family(NamedTuple):
 def kind_of(op: str, dtype: str, kernel: str) -> str:
     """Return the kind of data of a measured row, such as `bfloat16` or `fp8_block/triton`.
 
-    It consists of data types, and of the kernel if a stack has several. A calibration has one time
-    model per operation and kind of data.
+    It consists of data types, and of the kernel if stacks have several for the operation. A
+    calibration has one time model per operation and kind of data.
 
     Args:
-        op: Name of the operation, such as `moe`.
+        op: Name of the operation, such as `moe`. It decides whether the kernel is in the result.
         dtype: Data types in the row, such as `bfloat16/fp8`.
         kernel: Name of the kernel in the row, such as `triton`; '' if the row names none.
     """
