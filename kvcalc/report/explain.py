@@ -381,14 +381,12 @@ def explain_roofline(
 ) -> str:
     """Return a text that shows how FLOPs, bytes and times of each operator are computed.
 
-    The operators are of one forward pass. FLOPs and bytes are of one run of the operator on one
-    GPU. Times are of all runs in the pass.
+    FLOPs and bytes are of one run of the operator on one GPU, times of all its runs in a pass.
 
     Args:
         deployment: The deployment.
         batch: The sequences in the pass, with their new and cached tokens.
-        bounds: The operators of the pass with their datasheet bounds: the larger of FLOPs ÷ peak
-            and bytes ÷ bandwidth.
+        bounds: Operators of the pass, each with max(FLOPs ÷ datasheet peak, bytes ÷ bandwidth).
     """
     model, calibration = deployment.model, deployment.calibration
     groups = [
