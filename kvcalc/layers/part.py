@@ -170,10 +170,10 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         return ()
 
     def eviction_scores(self) -> tuple[CacheEntry, ...]:
-        """Return the entries for scores by which an eviction policy selects tokens to evict.
+        """Return what one layer stores per sequence to select tokens to evict: entries for scores.
 
-        They are stored in addition to the entries of `cache()`. The result is empty if the part has
-        no eviction.
+        They are stored in addition to the entries of `cache()`. The result is empty if the part
+        never evicts tokens from its cache.
         """
         return ()
 

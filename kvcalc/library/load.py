@@ -212,7 +212,7 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
 
     Args:
         name: The driver's name.
-        memory_bytes: Memory that the driver states; 0 if unknown.
+        memory_bytes: Memory that the driver states; 0 if unknown, so any memory fits.
 
     Returns:
         The preset. None if no preset has such a name, or if its memory differs by more than 12%

@@ -176,8 +176,21 @@ class Use(StrEnum):
     """What a tensor is for in a model, such as values or the FFN's down matrix.
 
     The value is the tensor's name in llama.cpp. A GGUF file type such as Q4_K_M has rules that give
-    a tensor its ggml type by this role. Tensors with the role OTHER have the file type's basic
-    type.
+    a tensor its ggml type by this role.
+
+    Attributes:
+        EMBEDDING: Embedding table.
+        HEAD: LM head.
+        QKV: Joined projection of queries, keys and values.
+        KV_UP: MLA's matrix from latents to keys and values.
+        V: Projection of values.
+        K: Projection of keys.
+        Q: Projection of queries.
+        O: Output projection of attention.
+        UP: The FFN's up matrix.
+        GATE: The FFN's gate matrix.
+        DOWN: The FFN's down matrix.
+        OTHER: Any other use. The tensor has the file type's basic type.
     """
 
     EMBEDDING = "token_embd"

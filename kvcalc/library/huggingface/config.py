@@ -383,6 +383,9 @@ def value_of(field: Field, c: Config) -> Any:
     Args:
         field: Rule, formula or literal.
         c: The config.json and its current layer.
+
+    Raises:
+        UserError: A key in a formula has a value of another type or size than the formula needs.
     """
     if callable(field):
         return field(c)

@@ -234,7 +234,7 @@ def grouped(
         kv_heads: Number of KV heads; None for `num_key_value_heads`, or else one per query head.
         head: Width of a head; None for `head_dim`, or hidden size ÷ query heads without this key.
         spec: Class of the part, such as `Grouped`.
-        **fields: Further fields of the part's class → rule, formula or literal.
+        **fields: Further fields of the class `spec` → rule, formula or literal.
     """
 
     def read(c: Config) -> tuple[Any, ...]:
@@ -352,7 +352,7 @@ def latent(
     Args:
         bias: Whether the two down-projections and the output projection have biases.
         spec: Class of the part: Latent for MLA, Sparse for DeepSeek sparse attention.
-        **fields: Further fields of the part's class → rule, formula or literal.
+        **fields: Further fields of the class `spec` → rule, formula or literal.
     """
     index = _INDEX_KEYS if issubclass(spec, Sparse) else ()
     keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS, *index)}
@@ -391,7 +391,7 @@ def dense(
         size: Intermediate size.
         gated: Whether the FFN has a gate.
         bias: Whether its matrices have biases.
-        **fields: Further fields of the part's class → rule, formula or literal.
+        **fields: Further fields of the class `Dense` → rule, formula or literal.
     """
     return mixer(Dense, intermediate_size=size, gated=gated, bias=bias, **fields)
 
@@ -419,7 +419,7 @@ def moe(
         top_k: Experts that a token uses.
         size: Intermediate size of an expert.
         shared: Intermediate size of all shared experts together; None for no shared experts.
-        **fields: Further fields of the part's class → rule, formula or literal.
+        **fields: Further fields of the class `Moe` → rule, formula or literal.
     """
     return mixer(
         Moe,
