@@ -103,7 +103,7 @@ def simulate_first_fit(
     Args:
         lengths: Tokens of each request. Longer requests than `capacity` are left out.
         capacity: Memory in token slots, one per token.
-        seed: Seed of the random order.
+        seed: Seed of the random order in which stored requests end.
     """
     rng = random.Random(seed)
     fitting = [length for length in lengths if length <= capacity][:MAX_REQUESTS]

@@ -74,7 +74,10 @@ class Command(NamedTuple):
     remarks: tuple[str, ...] = ()
 
     def deployment(self, gpu: Gpu) -> TimedDeployment:
-        """Return the command line's model on a GPU model, with its precision and parallelism."""
+        """Return the deployment that the command line describes, on the GPU model `gpu`.
+
+        Its model, precision and parallelism are those of the command line.
+        """
         precision = with_values(Precision(), self.settings)
         return TimedDeployment(
             self.model, gpu, precision, with_values(Parallelism(), self.settings)

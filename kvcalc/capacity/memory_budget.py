@@ -494,7 +494,8 @@ def offloaded_bytes(
         formats: Formats of the weights.
         ranks: The parallelism.
         stage: Index of the pipeline stage.
-        gib: Value of --cpu-offload-gb, in GiB per GPU; 0 for none.
+        gib: Value of --cpu-offload-gb in GiB per GPU, which is the maximum of the result; 0 moves
+            nothing.
     """
     if not gib:
         return 0

@@ -329,7 +329,7 @@ def scaled_index_keys(
         entry: The cache entry.
         part: All cache entries of the same sublayer, including `entry`.
         formats: The deployment's formats.
-        settings: The engine's settings.
+        settings: The engine's settings. Only the dtype of states counts.
     """
     if entry.role == "recurrent_state" and settings.mamba_ssm_cache_dtype:
         return FORMATS[settings.mamba_ssm_cache_dtype]

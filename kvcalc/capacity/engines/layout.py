@@ -325,10 +325,10 @@ class CacheLayout:
         return None
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return how many sequences of `length` tokens one GPU's KV cache stores, as a fraction.
+        """Return how many sequences of `length` tokens one GPU's KV cache stores, such as 13.7.
 
-        The fraction is the allocated bytes ÷ the bytes of one sequence, such as 13.7; 0 without a
-        cache.
+        The result is the allocated bytes ÷ the bytes of one sequence; 0 if a sequence needs no
+        bytes.
 
         Args:
             budget: Bytes of the GPU for the KV cache.
@@ -342,7 +342,7 @@ class CacheLayout:
 
         Args:
             budget: Bytes of the GPU for the KV cache.
-            length: Tokens of each sequence.
+            length: Tokens of each sequence. With windows, longer sequences need less per token.
         """
         return int(self.concurrency(budget, length) * length)
 
@@ -514,7 +514,7 @@ class BlockPool(LinearLayout):
         return self.num_blocks(budget) * self.bytes_per_block
 
     def concurrency(self, budget: int, length: int) -> float:
-        """Return how many sequences of `length` tokens fit in a budget in bytes, as a fraction.
+        """Return how many sequences of `length` tokens fit in a budget in bytes, such as 13.7.
 
         It is the blocks of one GPU ÷ the blocks of one sequence, which vLLM logs when it starts as
         "Maximum concurrency". Like vLLM, it does not subtract the placeholder block.

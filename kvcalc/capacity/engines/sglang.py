@@ -175,7 +175,7 @@ def count_prefill_graphs(tokens: int) -> int:
     Each graph is for one number of tokens. The steps between the numbers grow from 4 to 512 tokens.
 
     Args:
-        tokens: Tokens of a prefill chunk, the largest number.
+        tokens: Tokens of a prefill chunk, the maximum tokens of a graph.
     """
     ranges = (
         (0, 32, 4),

@@ -70,7 +70,7 @@ class Vllm(BlockPool):
         stage: Index of the pipeline stage.
         block: Tokens of a block.
         ranks: The parallelism. Decode-context-parallel ranks divide the tokens of a sequence.
-        settings: The engine's settings, which decide how many tokens a layer with a window keeps.
+        settings: The engine's settings, such as the tokens in flight, for which windows reserve.
     """
 
     null_blocks = 1  # a placeholder
@@ -153,7 +153,7 @@ def choose_block_size(specs: Sequence[Spec], settings: EngineSettings) -> int:
 
     Args:
         specs: One spec for each kind of stored row of every layer.
-        settings: The engine's settings.
+        settings: The engine's settings. Only `block_size` counts; 0 means 16.
     """
     size, align = settings.block_size or BLOCK, BLOCK
     if any(spec.latent for spec in specs):

@@ -543,9 +543,9 @@ def _part_widths(start: EngineStartup) -> tuple[float, float]:
 
 
 def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, float]:
-    """Return two numbers of elements per token on one GPU of a pipeline stage.
+    """Return the largest elements per token on one GPU of a stage: of experts, and of the rest.
 
-    The numbers size vLLM's activations. The first is the largest workspace of experts: k·(max(2·I,
+    Both numbers size vLLM's activations. The first is the largest workspace of experts: k·(max(2·I,
     D) + max(I, D)). k is the active experts of a token, I their width on the GPU, and D the hidden
     size. The second is the widest other sublayer: a gated FFN has 3·I elements, an FFN without a
     gate 2·I (I is its width), and attention the sum of its projections.

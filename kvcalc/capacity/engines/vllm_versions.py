@@ -112,16 +112,16 @@ def defaults(
 
     GPUs below 70 GiB, and the A100, have 2048 tokens per forward pass and 256 sequences. Other GPUs
     have 8192 tokens (16384 from 160 GiB, in some releases) and 1024 sequences. Sequences never
-    exceed tokens. In releases that reserve tokens for passes in flight, at least two passes are,
-    because scheduling is asynchronous (config/vllm.py: max_concurrent_batches). Pipeline stages
-    need one pass each, and one more with the second model runner.
+    exceed tokens. In releases that reserve tokens for passes in flight, at least two passes are in
+    flight, because scheduling is asynchronous (config/vllm.py: max_concurrent_batches). Pipeline
+    stages need one pass each, and one more with the second model runner.
 
     Args:
         gpu: The GPU model.
-        ranks: The parallelism.
+        ranks: The parallelism. Only the number of pipeline stages counts.
         rules: The rules of the release.
         tokens: The requested tokens of a pass; 0 for the default.
-        model: The model.
+        model: The model. It decides whether the second model runner or V0 runs it.
 
     Raises:
         UserError: The release runs the model on its old engine V0.
