@@ -293,7 +293,7 @@ def launch_lines(
 
 
 def with_role(line: str, role: str) -> str:
-    """Return a `vllm serve` line with the option that gives a replica its role in KV transfer.
+    """Return a `vllm serve` line with `--kv-transfer-config`, which gives a replica its role.
 
     With disaggregated prefill, one replica sends KV caches and the other receives them.
 

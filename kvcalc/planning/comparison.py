@@ -128,7 +128,8 @@ def usual_variants(model: Model) -> str:
     """Return the attention variants that `compare` shows by default, joined with commas.
 
     A model with GQA gives "mha,none,mqa,mla,dsa". "none" is the model's own attention. Variants
-    equal to it are left out. For a model whose own attention is MHA, GQA replaces "none".
+    equal to it are left out. A model with MHA gives "mha,gqa:8,mqa,mla,dsa", or gqa:4, gqa:2 or
+    "none" if so many KV heads do not suit its query heads.
     """
 
     def differs(name: str) -> bool:

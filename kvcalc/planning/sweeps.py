@@ -286,7 +286,8 @@ def latency_sweep(
     `no_cache`, they are FLOPs with and without a KV cache. Otherwise they are times by batch size.
 
     Args:
-        deployments: Models on replicas of GPUs; each gives its own curves.
+        deployments: Models on replicas of GPUs. Each gives its own curves, but with `no_cache` only
+            the first deployment of each model does.
         requests: Options of `latency`, one for each combination of input length, output length and
             batch size. Draft and `no_cache` are equal in all.
     """

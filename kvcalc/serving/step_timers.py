@@ -253,6 +253,8 @@ def interpolate(points: Sequence[float], values: Any, x: float) -> Any:
 def make_table(points: Sequence[int], seconds: Any) -> Callable[[float], float]:
     """Return a function of a position that interpolates seconds linearly between points.
 
+    Beyond the last point, the line through the last two points continues.
+
     Args:
         points: Ascending positions, such as numbers of tokens.
         seconds: Seconds at each point, or one number that holds for all points.
