@@ -600,6 +600,8 @@ def after_first(
     A reader is a function that takes a `Config` (a read config.json) and returns parts of its
     current layer: mixers and FFNs. A model type combines readers in this way.
 
+    If the file has a list `mlp_layer_types`, the list decides instead of `count` and `freq`.
+
     Args:
         count: Number of first layers that use `otherwise`, or a formula of it.
         then: Reader of the later layers' FFN, usually a mixture of experts.
