@@ -406,7 +406,8 @@ def command_of(
 
     Args:
         deployment: The deployment.
-        options: The options of `fit`, which name the engine.
+        options: The options of `fit`, which name the engine. Those that differ from their defaults
+            become flags.
         model_words: The model's name as typed; "" if unknown. The command line uses it if the
             engine understands it, otherwise the model's name on the Hugging Face Hub or a file's
             path.

@@ -256,9 +256,10 @@ class Boot(msgspec.Struct):
 
 
 def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
-    """Return the GPU model of a log, with the logged memory, and a remark for the user or "".
+    """Return the GPU model that a log names, with the logged memory, and a remark for the user.
 
     If the log has no known name, the GPU preset with this memory is used, which the remark states.
+    Otherwise, the remark is "".
 
     Args:
         name: The GPU's name in the log; "" if there is none.

@@ -159,7 +159,7 @@ class Adviser(NamedTuple):
         return changes[first : first + 1]
 
     def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
-        """Return a list with one change: the smallest gpu_memory_utilization that is enough.
+        """Return a list with at most one change: the smallest gpu_memory_utilization that suffices.
 
         With it all required users fit. The values are multiples of 0.01 above the current value, up
         to the share of the memory that other processes leave free. If other processes made the

@@ -257,7 +257,7 @@ class LlamaCpp(CacheLayout):
         unified. A unified cache stores a common prefix once. pad rounds up to a multiple of 256.
 
         Args:
-            sequences: Number of sequences, n.
+            sequences: Number of sequences of one data-parallel rank, n.
             length: Tokens of each sequence, L.
             shared: Number of first tokens that all sequences have in common and share.
         """
@@ -274,7 +274,7 @@ class LlamaCpp(CacheLayout):
         to a multiple of 256, and ubatch is the tokens of a micro-batch.
 
         Args:
-            sequences: Number of sequences, n.
+            sequences: Number of sequences of one data-parallel rank, n.
             length: Tokens of each sequence, L.
         """
         if not self.is_unified:
@@ -287,7 +287,7 @@ class LlamaCpp(CacheLayout):
         Recurrent states do not count.
 
         Args:
-            sequences: Number of sequences.
+            sequences: Number of sequences of one data-parallel rank.
             length: Tokens of each sequence.
             shared: Number of first tokens that all sequences have in common and share.
         """
@@ -308,7 +308,7 @@ class LlamaCpp(CacheLayout):
         window caches, but not the other two.
 
         Args:
-            sequences: Number of sequences.
+            sequences: Number of sequences of one data-parallel rank.
             length: Tokens of each sequence.
         """
         sizes: LoggedCacheRecord = {
