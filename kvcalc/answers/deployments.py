@@ -288,7 +288,7 @@ def stored_models(models: "Sequence[Model]", options: Iterable[Sharding]) -> "li
 
 
 def axes_of(shapes: "Iterable[ContextOptions]") -> tuple[list[int], list[int]]:
-    """Return the distinct contexts and the distinct batch sizes of the options, as two lists.
+    """Return the distinct contexts, and the distinct batch sizes, each in the order of the options.
 
     Args:
         shapes: Options with one context (tokens) and one batch size (sequences) each. They come

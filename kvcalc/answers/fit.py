@@ -47,7 +47,8 @@ class TypedWords(NamedTuple):
         stated: Options that an engine's command line states, by their names in `fit`; empty if the
             request has no engine's command line.
         notes: Notes for the user about the engine's command line, such as flags that are ignored.
-        flags: Flags of the engine's command line that are not counted; "" for none.
+        flags: Flags of the engine's command line that are not counted; "" for none. Suggested
+            command lines end with them.
     """
 
     names: Mapping[str, str] = {}

@@ -42,14 +42,15 @@ def run(
 ) -> Answer:
     """Return FLOPs, bytes, FLOP per byte and bound of each operator in a forward pass, on one GPU.
 
-    The bound is compute, memory or network. With pipeline parallelism, values are sums over one GPU
-    of each stage.
+    The answer has a record per operator, then the total of the pass. The bound is compute, memory
+    or network. With pipeline parallelism, values are sums over one GPU of each stage.
 
     Args:
         models: Models, each word a name or a comma-separated list. If empty, the answer compares
-            one attention layer of several model families, without a model.
+            the attention of one layer instead: MHA, GQA, MQA, MLA and DSA, on each GPU.
         pass_: Phase of the forward pass, or its mixed batch.
-        shapes: Each context and batch size for which a pass is computed.
+        shapes: Each context and batch size for which a pass is computed. A mixed batch replaces
+            them.
         deploying: GPU, data types, parallelism and engine of each deployment.
     """
     if not models:

@@ -104,9 +104,9 @@ def base_of(model: Model) -> Model:
 def stacks_of(model: Model) -> dict[str, Model]:
     """Return one small model for each kind of layer of `model`, by the name of the kind.
 
-    A kind of layer, such as `full` or `window`, is measured once for all its layers. Each small
-    model has one layer of its kind, without FFN and norms. If this layer reads another layer's
-    cache, the other layer comes before it.
+    A kind of layer, such as `full` or `window`, is measured once for all its layers. The small
+    model has one layer of this kind, without FFN and norms. If this layer reads another layer's
+    cache, the small model has also the other layer, before it.
 
     Args:
         model: Model whose layers are measured.

@@ -78,7 +78,8 @@ class CompareRecord(
 
     The record is for one deployment, context and batch size. Bytes and FLOPs are of one GPU and for
     the whole batch. `ttft_s` and `prefill_flops` are of a prefill in which each sequence has
-    `context` new tokens. After a key's meaning come the heading and the format of its table column.
+    `context` new tokens. "A matrix peak" is a published FLOP rate of the GPU's matrix units. After
+    a key's meaning come the heading and the format of its table column.
     """
 
     ttft_s: Annotated[

@@ -247,8 +247,10 @@ class FitRecord(FitMemoryRecord, CapacityRecord, CacheTransferRecord, LoadingRec
     """One configuration of `fit`: its memory, and the sequences that fit.
 
     A configuration is a model on one replica of GPUs with the settings of an engine. `command`
-    starts it. `breakpoints` gives the cache bytes of one sequence for each range of lengths:
-    `fixed_bytes` + `bytes_per_token` · tokens, for tokens from `from_tokens` on.
+    starts it. `breakpoints` gives the cache bytes of one sequence on one GPU for each range of
+    lengths: `fixed_bytes` + `bytes_per_token` · tokens, for tokens from `from_tokens` on. `cause`
+    is what stops growing at this length, such as `window`; "" from 0 tokens on. `block_tokens` is
+    the tokens of the largest block that still grows.
     """
 
     command: Annotated[
@@ -268,7 +270,8 @@ class FitRow(FitRecord):
     """One row of the table of `fit`: the record of a configuration, and texts for its cells.
 
     `missing_bytes` is the memory of one GPU that the request lacks. `longest` is the maximum tokens
-    of each sequence at which the required number of sequences fits, or the text `no limit`. After a
+    of each sequence at which the required number of sequences fits, but at most the model's
+    maximum, unless the request exceeds it. Without any limit, it is the text `no limit`. After a
     key's meaning come the heading and the format of its column.
     """
 

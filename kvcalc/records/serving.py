@@ -114,7 +114,7 @@ class NoCacheRecord(LatencyRecord):
 
     Without a cache, each new token needs a forward pass over all earlier tokens. A token projection
     is one token that passes through all layers once; it is redundant if the token has passed
-    before.
+    before. "Null if it is null" means that the key of the same name without `no_cache_` is null.
     """
 
     no_cache_ttft_s: Annotated[

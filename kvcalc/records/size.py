@@ -231,7 +231,8 @@ class HostWeightsRecord(TypedDict):
 
     `cpu_offload_bytes` are of one GPU. `cpu_offload_read_bytes` are of one GPU; with pipeline
     parallelism, of one GPU per stage in sum. `cpu_offload_s` is the seconds of one decode step in
-    which they cross the link between CPU and GPU.
+    which they cross the link between CPU and GPU. Without weights in CPU memory, the bytes are 0,
+    and `cpu_offload_s` is 0 in `fit` and null in `latency`.
     """
 
     cpu_offload_bytes: Annotated[int, "bytes of a GPU's weights in CPU memory"]

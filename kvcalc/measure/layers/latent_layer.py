@@ -234,7 +234,7 @@ def top_tokens(scores: Tensor, top: int, visible_tokens: Tensor | None = None) -
 
     Args:
         scores: Scores [B, n, S] of S tokens, for n queries of B sequences.
-        top: Number of positions per query.
+        top: Number of positions per query, at most S.
         visible_tokens: Boolean mask [n, S], true if a query may attend to a token; None if all
             queries may attend to all tokens.
     """

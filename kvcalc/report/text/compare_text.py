@@ -162,7 +162,8 @@ class CompareRow(CompareRecord):
     Attributes:
         step_s: Predicted seconds of a decode step. For a GPU and engine without measured kernels,
             it is a lower bound from the datasheet.
-        grade: Published quality of the attention variant, such as `99.8%` or `moderate`.
+        grade: Published quality of the attention variant: `99.8%` of the model's score with 16
+            bits, or a word such as `moderate`. None if nothing is published.
         intensity: FLOP per byte of the decode step.
     """
 

@@ -149,11 +149,13 @@ def columns(
 ) -> tuple[Column, ...]:
     """Return the columns of a table, with headings and formats from a record class.
 
+    Each text of keys separates them by spaces.
+
     Args:
         record: TypedDict class of the records.
-        keys: Keys of the columns in the order of importance, separated by spaces. Only `--wide`
-            shows the columns after `|`. A `*` stands for all further keys that have a heading and
-            are not hidden.
+        keys: Keys of the columns in the order of importance, such as `gpu memory_bytes | vendor`.
+            Only `--wide` shows the columns after `|`. A `*` stands for all further keys that have a
+            heading and are not hidden.
         inputs: Keys of values that the user gave. If all rows have the same value, a note replaces
             the column.
         optional: Keys of columns that are hidden if all rows with the same model and GPU have the
@@ -479,7 +481,7 @@ def comparable_records(records: Records) -> list[Record]:
 
 
 def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Column]:
-    """Return the columns, without the column `engine` if the column `basis` says as much.
+    """Return the columns, but without `engine` if the column `basis` distinguishes the engines too.
 
     `basis` names the time model of a row, such as `vllm 0.24.0 calibration`. `engine` is removed if
     all rows with different engines also differ in `basis`.
