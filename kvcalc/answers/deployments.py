@@ -303,8 +303,9 @@ def deployment_of(
 ) -> "TimedDeployment":
     """Return a model on one replica of GPUs, ready to be timed with the options' engine.
 
-    Times are predicted by the engine's calibration: time models fitted to measured kernels. If the
-    engine does not support a float32 checkpoint, the data type is the one in which it loads it.
+    Times are predicted by the engine's calibration: time models fitted to measured kernels. Without
+    one, they are datasheet bounds. If the engine does not support a float32 checkpoint, the data
+    type is the one in which the engine loads it.
 
     Args:
         model: The model.

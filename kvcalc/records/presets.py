@@ -12,6 +12,8 @@ class ModelPresetRecord(TypedDict):
 
     `bytes_per_token` is what one more token adds to a bf16 KV cache, over all layers and before any
     split over GPUs. `active_parameters` counts the parameters that one token uses.
+    `parameters_exact` is false if the counts may be wrong, because kvcalc has no rules for the
+    architecture.
     """
 
     model: Annotated[str, "preset name", "model"]
