@@ -50,6 +50,8 @@ def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> No
     assert chart.title == "Roofline: llama-3.1-8b decode on h100-sxm"
     assert chart.subtitle == "batch 8, context 4,096; 3.35 TB/s; points: at the datasheet bound; area: share of the pass"
     assert not [s for s in chart.series if s.kind in ("span", "hollow")]
+    (chart,) = roofline_chart(roofline_passes(TimedDeployment(load_model("llama-3.1-8b"), H100), 4096, [1, 8, 64]), [H100])
+    assert named(chart)["GEMMs with weights"].labels[1:] == ["batch 8", "batch 64"]  # attention stays at its place
 
 
 def test_operators_that_lie_apart_are_points_of_their_own() -> None:
@@ -152,15 +154,9 @@ def record(rate: float | None, **more: Any) -> dict[str, Any]:
     """Return a record of a server at `rate`. Percentile p of TTFT is rate · p seconds, of TPOT twice this time."""
     times = {f"{f}_p{p}_s": (rate or 9) * p * (2 if f == "tpot" else 1) for f in ("ttft", "tpot") for p in (50, 90, 99)}
     plain = {
-        "gpu": "a",
-        "gpus": 1,
-        "policy": "continuous",
-        "cache": "paged",
-        "model": "m",
-        "requests": 7,
-        "basis": "datasheet",
+        "gpu": "a", "gpus": 1, "policy": "continuous", "cache": "paged", "model": "m", "requests": 7, "basis": "datasheet",
         "time_basis": "bound",
-    }
+    }  # fmt: skip
     load = {"rate": rate, "requests_per_s": 0.5, "completed": 1, "diverges": False, "capacity_requests_per_s": 3.0}
     return plain | load | times | more
 
@@ -225,12 +221,9 @@ def layer(variant: str, phase: str, flops: float, moved: float, seconds: float) 
     about = {"device": "cpu", "dtype": "fp32", "bandwidth_bytes_per_s": 10e9, "flops_per_s": 200e9, "variant": variant}
     about |= {"batch_size": 1, "context": 512}
     return about | {
-        "phase": phase,
-        "attention_flops": flops,
-        "attention_bytes": moved,
-        "attention_measured_s": seconds,
+        "phase": phase, "attention_flops": flops, "attention_bytes": moved, "attention_measured_s": seconds,
         "attention_predicted_s": 2 * seconds,
-    }
+    }  # fmt: skip
 
 
 def test_measured_layers_lie_at_the_rate_that_they_reached() -> None:

@@ -79,16 +79,16 @@ def test_idle_time_is_skipped() -> None:
 
 
 def test_preemption_by_recomputing() -> None:
-    """The memory has 8 tokens. Both requests store 4 after a decode. The second is preempted, and later computes its 4
-    tokens again."""
-    rows = asked((0, 3, 4), (0, 3, 4))
-    run = served(rows, pool=byte_pool(8))
-    log = run.logs[0]
+    """The memory has 8 tokens. Both requests store 4 after a decode. The second is preempted, and computes its tokens again."""
+    log = served(asked((0, 3, 4), (0, 3, 4)), pool=byte_pool(8)).logs[0]
     assert (log.preemptions, log.recomputed_tokens) == (1, 5)
     # passes: both prompts; both decode (4 + 4); the first alone (5), (6); then 5 tokens again give the third, one decode more
     assert [r.tokens for r in log.rows for _ in range(r.passes)] == [6, 2, 1, 1, 5, 1]
     assert log.finished.tolist() == [4, 6]
     assert log.first.tolist() == [1, 1]
+    # a prompt of 6 has computed one token per pass in two passes when the third token of the other request needs its place
+    (log,) = served(asked((0, 1, 5), (0, 6, 1)), pool=byte_pool(8), max_num_batched_tokens=2, max_num_seqs=2).logs
+    assert (log.preemptions, log.recomputed_tokens, *log.finished) == (1, 2, 5, 8)
 
 
 def test_contiguous_reserves_and_paged_does_not() -> None:

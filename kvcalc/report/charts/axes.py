@@ -355,7 +355,7 @@ class Panel:
                 self.value_texts.append(cell)
         count = len(chart.categories)
         letters = max(6, int(0.85 * width * 72 / (count * 0.6 * style.font)))
-        axes.set_xticks(range(count), [wrapped(name, letters, 6) for name in chart.categories])
+        axes.set_xticks(range(count), [wrapped(name, letters) for name in chart.categories])
         axes.set_yticks(range(len(chart.series)), row_names(chart))
         axes.set_xlabel(chart.x.title, fontsize=style.font)
         axes.set_ylabel(chart.y.title, fontsize=style.font)
