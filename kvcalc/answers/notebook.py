@@ -94,7 +94,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
         These attributes of the answer are for the whole batch, on the GPU that stores the most.
         `allocated` counts whole blocks. One sequence stores `fixed` bytes, plus `slope` bytes per
-        token.
+        token. Options such as `context=8192` are passed by keyword.
         """
         variant = self.model, self.file_precision or self.precision, self.parallelism
         return size_answer([variant], read_questions(SizeOptions, options), [self.gpu])

@@ -416,7 +416,8 @@ class AllocationRun(NamedTuple):
 
     @property
     def wastes(self) -> list[Waste]:
-        """Return the waste after the last line in order: contiguous slots, first fit, pages."""
+        """Return the token slots and the used ones after the last line of the script, a `Waste` for
+        each allocator: contiguous slots, first fit, pages."""
         return [self.slots.waste, self.first_fit.waste, self.pages.waste]
 
 

@@ -346,7 +346,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def remaining(self) -> dict[str, int]:
-        """Return the bytes of one GPU for the KV cache in each estimate: "low", "middle", "high".
+        """Return the bytes of one GPU that the KV cache gets by estimate: "low", "middle", "high".
         The GPU is of `stage`, the stage that fits the fewest sequences. Bytes are negative if other
         memory exceeds the engine's share. A cache size in the options does not count."""
         return {
@@ -385,10 +385,12 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     def sequences_at(self, estimate: str) -> int:
         """Return how many sequences of `self.length` tokens fit in the replica in one estimate.
 
-        The engine is set up for this number: a higher `max_num_seqs` would need more other memory.
+        The memory of an engine with this number as `max_num_seqs` counts, because some buffers grow
+        with it.
 
         Args:
-            estimate: "low", "middle" or "high" KV cache budget. An engine without a range has one.
+            estimate: "low", "middle" or "high" KV cache budget. They are equal for an engine
+                without a range.
         """
         if estimate not in self.stage_terms:
             estimate = self.estimate

@@ -61,11 +61,11 @@ class FitMemoryRecord(ShardedRecord):
 
 
 class LoggedCacheRecord(TypedDict):
-    """Keys of a `fit` record about parts of one GPU's KV cache that an engine logs separately.
+    """Predicted parts of the KV cache of one GPU that an engine's log gives separately.
 
     "Windows" are layers with a sliding window, and "recurrent states" are of layers such as Mamba.
     A record lacks a key if the engine does not log this part. llama.cpp can keep layers in CPU
-    memory.
+    memory: `host_cache_bytes` is their KV cache, which is not part of the GPU's.
     """
 
     window_cache_bytes: NotRequired[

@@ -197,11 +197,11 @@ class _Spent(NamedTuple):
 
 
 def passes_in_one(model: Model) -> int:
-    """Return a factor for kvcalc's own work: 2 if timing a pass takes twice as long as usual.
+    """Return the number of usual passes that take kvcalc as long to predict as one of this model.
 
-    It limits how many passes a command may time. A kind of layer is a set of equal layers. The
-    factor is the number of kinds ÷ 4, rounded down, but at least 1. Example: a model with 8 kinds
-    of layers gives 2.
+    A command that predicts the times of many passes multiplies their number by this factor before
+    it compares it with its limit. A kind of layer is a set of equal layers. The factor is the
+    number of kinds ÷ 4, rounded down, but at least 1. Example: 8 kinds of layers give 2.
 
     Args:
         model: The model whose forward passes are timed.

@@ -206,8 +206,8 @@ def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
 def compressed_attention(start: EngineStartup) -> list[Compressed]:
     """Return the attention sublayers of a stage whose model compresses tokens, one per layer kind.
 
-    The list is empty unless the model compresses the latents of several tokens into one row, as
-    DeepSeek-V4 does. Such a model also has layers that do not compress, which are in the list.
+    vLLM allocates buffers for them. The list is empty unless the model compresses the latents of
+    several tokens into one row, as DeepSeek-V4. Its layers without compression are in the list too.
     """
     parts = [
         part

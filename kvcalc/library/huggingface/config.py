@@ -505,8 +505,8 @@ def _is_true(node: ast.expr, c: Config) -> bool:
 def is_true(condition: Field, c: Config) -> bool:
     """Return whether a condition is true for the current layer of a config.json.
 
-    A rule is a function of the `Config`. A formula is a text with keys of the file, such as
-    `layer_index % 2 == 0`.
+    A value that is missing or null counts as false. A rule is a function of the `Config`. A formula
+    is a text with keys of the file, such as `layer_index % 2 == 0`.
 
     Args:
         condition: Rule, formula or literal.

@@ -195,7 +195,7 @@ class Storage:
         formats: Weight format → shell wildcards of matrix names. The first format that covers a
             matrix applies.
         groups: (weight format, list of modules) pairs, used instead of `formats` if the file lists
-            formats by module.
+            formats by module. A list of modules has names, shell wildcards and `re:` patterns.
         ignored: List of modules that are not quantised.
         cache: Format that the checkpoint declares for the KV cache; None if it declares none.
         notes: Sentences for the user about the cache and about unknown formats.
