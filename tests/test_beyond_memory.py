@@ -16,11 +16,9 @@ LINES = {  # sequences and tokens of each
     "roofline --phase prefill": ("--batch-size {} --context {}", 0),
 }
 DEPLOYED = [
-    "llama-3.1-8b --gpu h100",
-    "gemma-3-27b --gpu h100 --engine sglang",
-    "qwen3-next-80b-a3b --gpu h200 --tp 2",
+    "llama-3.1-8b --gpu h100", "gemma-3-27b --gpu h100 --engine sglang", "qwen3-next-80b-a3b --gpu h200 --tp 2",
     "mixtral-8x7b --gpu a100-80gb --tp 2 --dp 2 --engine none",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", LINES)
@@ -68,6 +66,11 @@ def test_speculation_ends_with_the_memory_of_model_and_draft(kvcalc: Run, monkey
     assert [s.kind for s in gain.series if s.kind != "limit"] == ["line"]
     (gain,) = drawn(kvcalc, monkeypatch, f"latency {line} --isl 16k --osl 10 --batch-size {users + 1}")
     assert [s.kind for s in gain.series if s.kind != "limit"] == ["dashed"]
+    line = "qwen3-next-80b-a3b --gpu h200 --tp 2 --draft qwen3-0.6b"  # a recurrent state for each draft token
+    users = kvcalc(f"fit {line} --num-speculative-tokens 8 --context 16394 --format json").records[0]["max_num_seqs"]
+    more = f"--isl 16k --osl 10 --batch-size {users + 1} --num-speculative-tokens 1,8"
+    (gain,) = drawn(kvcalc, monkeypatch, f"latency {line} {more}")
+    assert [s.kind for s in gain.series if s.kind != "limit"] == ["line", "dashed"]
 
 
 def test_pictures_of_passes_and_variants_name_what_does_not_fit(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
