@@ -5,7 +5,7 @@ import pytest
 from conftest import Run
 from specs import grouped, latent, of_kinds, sparse, stack
 
-from kvcalc import Layer, Model, Parallelism, UserError, cache_size, weight_bytes
+from kvcalc import Layer, Model, Parallelism, UserError, cache_size, load_model, weight_bytes
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.model.pipeline import stages
 
@@ -117,6 +117,8 @@ def test_the_fullest_stage_holds_the_most_weights_and_cache_together() -> None:
         assert cache_size(model, context, parallelism=halves).stored == rows * 2 * ROW
     lighter = weight_bytes(model, parallelism=halves, context=24_202)
     assert held(model, pp=2) - lighter == 3_096_448
+    middle = weight_bytes(load_model("gpt2"), parallelism=Parallelism(pp=5), batch_size=10**6)
+    assert middle == 3 * 2 * (12 * 768**2 + 13 * 768)  # three layers, whose cache of one token exceeds the embedding
 
 
 def moe_model() -> Model:
