@@ -114,7 +114,6 @@ def test_a_token_waits_for_the_link(kvcalc: Run) -> None:
     assert away["cpu_offload_s"] == (4 << 30) / 51e9
     assert away["tpot_s"] - plain["tpot_s"] == pytest.approx(away["cpu_offload_s"], rel=1e-9)  # one after the other
     assert away["cpu_offload_bytes"] == 4 << 30 and plain["cpu_offload_s"] is None
-    assert plain["time_p90_error"] and away["time_p90_error"] is None  # no measured server had weights in CPU memory
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "llama-3.1-70b", "mixtral-8x7b", "qwen3-30b-a3b", "deepseek-v3"])
