@@ -44,8 +44,7 @@ class Parallelism(msgspec.Struct, frozen=True):
         for name in self.__struct_fields__:
             value = getattr(self, name)
             minimum = 0 if name == "per_node" else 1
-            is_int = isinstance(value, int) and not isinstance(value, bool)
-            if not is_int or not minimum <= value <= MAX_GPUS:
+            if type(value) is not int or not minimum <= value <= MAX_GPUS:
                 hint = f"Give a whole number from {minimum} up"
                 raise UserError(f"{name} {value!r} is not a number of GPUs", hint)
         if self.stage_gpus % self.ep:
@@ -216,7 +215,7 @@ class Batch(msgspec.Struct, frozen=True):
 
         It counts all data-parallel ranks.
         """
-        return sum((g.count * g.new for g in self.groups), 0)
+        return sum(g.count * g.new for g in self.groups)
 
     @property
     def decodes(self) -> bool:
@@ -268,7 +267,7 @@ class Batch(msgspec.Struct, frozen=True):
 
         It counts all data-parallel ranks.
         """
-        return sum((g.count for g in self.groups), 0)
+        return sum(g.count for g in self.groups)
 
 
 def _micro_batch(
@@ -306,7 +305,7 @@ def _term(word: str, text: str) -> Sequences:
 
 def _check(name: str, value: Num, lowest: int) -> None:
     """Raise UserError unless the value consists of whole numbers of at least `lowest`."""
-    if isinstance(value, int) and not isinstance(value, bool):
+    if type(value) is int:
         if not lowest <= value <= MAX_TOKENS:
             raise UserError(f"{name} {value!r} is outside {lowest} to {MAX_TOKENS:,}")
         return

@@ -283,7 +283,8 @@ def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
         operator: Any operator. Only attention, GEMMs of gate and up, and experts are divided.
         element: Bytes of an activation element, such as 2 for bf16.
     """
-    cost, shape = operator.cost, operator.shape
+    cost = operator.cost
+    shape = operator.shape
     if isinstance(shape, AttentionShape):
         return _unfused_attention(cost, shape, element)
     if isinstance(shape, GemmShape):
@@ -308,7 +309,9 @@ def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
 def _unfused_attention(
     cost: Cost, shape: AttentionShape, element: int
 ) -> list[tuple[str, Cost]]:
-    heads, key, value = shape.heads, shape.key, shape.value
+    heads = shape.heads
+    key = shape.key
+    value = shape.value
     queries = shape.num_queries * heads * element
     pairs = shape.num_pairs * heads
     scores = pairs * element

@@ -261,9 +261,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         """
         w = self.local_weights(p)
         ranks = p.ranks
-        all_tokens = (
-            p.tokens * ranks.dp
-        )  # the experts serve the tokens of all data-parallel ranks
+        # the experts serve the tokens of all data-parallel ranks
+        all_tokens = p.tokens * ranks.dp
         routed = ceil_div(all_tokens * self.num_experts_per_tok, ranks.ep)
         reached = reached_fraction(all_tokens, self.num_experts_per_tok, self.num_experts)
         distinct = (
@@ -272,13 +271,15 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         experts = _network(p, w, "experts", routed, reached, distinct)
 
         operators = [p.gemm("router", w["router"])]
-        operators += [p.gemm("latent_down", w["latent_down"])] if "latent_down" in w else []
+        if "latent_down" in w:
+            operators.append(p.gemm("latent_down", w["latent_down"]))
         operators += self._fused(p, w, experts, all_tokens, minimum(all_tokens, routed))
         if "shared.up" in w:
             operators += _network(p, w, "shared", p.tokens)
         if "shared.weight" in w:
             operators.append(p.gemm("shared_gate", w["shared.weight"]))
-        operators += [p.gemm("latent_up", w["latent_up"])] if "latent_up" in w else []
+        if "latent_up" in w:
+            operators.append(p.gemm("latent_up", w["latent_up"]))
         return [*operators, *self._exchange(p), *p.all_reduce(p.width)]
 
     def _exchange(self, p: Pass) -> list[Operator]:
@@ -288,7 +289,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         its top-k; (ep − 1)/ep of them are other ranks. Without ep, it goes to every rank, because
         each rank has some columns of every expert.
         """
-        ranks, rows = p.ranks, p.tokens * p.width * p.element
+        ranks = p.ranks
+        rows = p.tokens * p.width * p.element
         if ranks.dp == 1:
             return []
         if ranks.ep > 1:

@@ -258,10 +258,11 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
         if not self.MULTIPLE:
             return ""
         name, unit = self.MULTIPLE
-        value, divisor = getattr(self, name), getattr(self, unit)
-        return (
-            f"{name} {value} is not a multiple of {unit} {divisor}" if value % divisor else ""
-        )
+        value = getattr(self, name)
+        divisor = getattr(self, unit)
+        if value % divisor:
+            return f"{name} {value} is not a multiple of {unit} {divisor}"
+        return ""
 
     @property
     def label(self) -> str:

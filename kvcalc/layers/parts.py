@@ -24,7 +24,8 @@ def listed(*modules: Any) -> tuple[type[Sublayer], ...]:
     )
 
 
-MIXERS, FFNS = listed(attention, recurrent), (Dense, Projections, Moe)
+MIXERS = listed(attention, recurrent)
+FFNS = (Dense, Projections, Moe)
 if TYPE_CHECKING:
     AnyPart: TypeAlias = Sublayer
 else:

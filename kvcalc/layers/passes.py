@@ -22,7 +22,10 @@ from kvcalc.layers.cost import (
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 
 # vector FLOPs per element
-NORM_FLOPS, ROPE_FLOPS, ACTIVATION_FLOPS, TOP_K_FLOPS = 4, 3, 8, 2
+NORM_FLOPS = 4
+ROPE_FLOPS = 3
+ACTIVATION_FLOPS = 8
+TOP_K_FLOPS = 2
 
 
 class Pass:
@@ -78,8 +81,8 @@ class Pass:
 
     def _set_groups(self, groups: Iterable[Sequences]) -> None:
         self.groups = tuple(groups)
-        self.tokens: Num = sum((g.count * g.new for g in self.groups), 0)
-        self.sequences: Num = sum((g.count for g in self.groups), 0)
+        self.tokens: Num = sum(g.count * g.new for g in self.groups)
+        self.sequences: Num = sum(g.count for g in self.groups)
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
         """Begin to build the operators of all layers of one kind, or of weights outside the layers.
@@ -151,7 +154,7 @@ class Pass:
             visible: Function that gives the number of pairs of one sequence from its new and its
                 past tokens.
         """
-        return sum((g.count * visible(g.new, g.past) for g in self.groups), 0)
+        return sum(g.count * visible(g.new, g.past) for g in self.groups)
 
     def attention(
         self,
@@ -183,17 +186,13 @@ class Pass:
         groups = tuple(
             (g.count, g.new, g.past, g.count * visible(g.new, g.past)) for g in self.groups
         )
-        pairs = sum((group_pairs for *_, group_pairs in groups), 0)
-        flops, vector_flops = (
-            product_flops(pairs, heads, key + value),
-            SOFTMAX_FLOPS * pairs * heads,
-        )
+        pairs = sum(group_pairs for *_, group_pairs in groups)
         # Ranks with other tokens of the same heads exchange queries and partial outputs.
         spread = self.ranks.dcp
         ends = self.tokens * heads * (key + value) * self.element
         cost = self.cache(rows)._replace(
-            flops=flops,
-            vector_flops=vector_flops,
+            flops=product_flops(pairs, heads, key + value),
+            vector_flops=SOFTMAX_FLOPS * pairs * heads,
             activation_bytes=ends + expanded * self.element,
             network_bytes=(spread - 1) * ends,
             inter_node_bytes=(spread - self.ranks.near(spread)) * ends,

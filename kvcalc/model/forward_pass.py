@@ -292,7 +292,8 @@ def _head(model: Model, p: Pass, all_positions: bool) -> list[Operator]:
         return operators
     head = outer.get("lm_head")
     if not head:  # a tied embedding table [V, D] is the matrix [D, V]
-        table, bias = outer["embedding"], "lm_head_bias" in outer
+        table = outer["embedding"]
+        bias = "lm_head_bias" in outer
         head = matrix("lm_head", table.outputs, table.inputs, bias, shards=table.shards)
     operators.append(p.gemm("lm_head", head, tokens=rows))
     logits = rows * head.outputs

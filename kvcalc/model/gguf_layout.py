@@ -125,7 +125,8 @@ def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[Tens
 def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[Tensor]:
     """Yield the tensors of a matrix. kv_up of MLA is [dn, r] (transposed) and [r, dv] per head."""
     if isinstance(part, Latent) and w.name == "kv_up":
-        heads, rank = part.num_attention_heads, part.kv_lora_rank
+        heads = part.num_attention_heads
+        rank = part.kv_lora_rank
         for name, row, rows in (
             ("attn_k_b", part.qk_nope_head_dim, rank),
             ("attn_v_b", rank, part.v_head_dim),
@@ -135,7 +136,8 @@ def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[Tensor]:
     use = Use.__members__.get(w.name.rpartition(".")[2].upper(), Use.OTHER)
     name = use + ("_exps" if w.expert else "_shexp" if w.name.startswith("shared.") else "")
     if isinstance(part, Grouped) and w.name == "gate":
-        use, name = Use.OTHER, "attn_gate"
+        use = Use.OTHER
+        name = "attn_gate"
     elif w.name in _LATENT_NAMES:
         name = _LATENT_NAMES[w.name]
     is_stacked = w.copies > 1

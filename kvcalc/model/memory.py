@@ -148,8 +148,7 @@ def cache_size(
     """
     sizes = {"context": context, "batch size": batch_size, "block size": block_size}
     for name, value in sizes.items():
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        if not is_int or not 1 <= value <= MAX_TOKENS:
+        if type(value) is not int or not 1 <= value <= MAX_TOKENS:
             raise UserError(f"{name} {value!r} is not a whole number from 1 to {MAX_TOKENS:,}")
     model = stored_as(model, precision)
     formats = formats_of(model, precision)
@@ -553,11 +552,7 @@ def equal_context(
 
 
 def assumptions(
-    model: Model,
-    precision: Precision,
-    block_size: int,
-    parallelism: Parallelism,
-    weights: bool,
+    model: Model, precision: Precision, block_size: int, parallelism: Parallelism, weights: bool
 ) -> str:
     """Return a phrase that states the assumptions of a printed size: formats, block size and ranks.
 

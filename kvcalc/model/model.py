@@ -391,7 +391,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
         They are complete, before they are divided over GPUs. An LM head that is tied to the
         embedding is not listed a second time.
         """
-        width, vocab = self.embedding_size or self.hidden_size, self.vocab_size
+        width = self.embedding_size or self.hidden_size
+        vocab = self.vocab_size
         result = [table("embedding", vocab, width, shards=vocab)]
         if self.position_embeddings:
             result.append(
@@ -401,8 +402,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             result.append(table("type_embedding", self.type_embeddings, self.hidden_size))
         result += [table(name, rows, columns) for name, (rows, columns) in self.tables.items()]
         norm = NORM_VECTORS[self.norm] * self.hidden_size
-        result += [vector("embedding_norm", norm)] if self.embedding_norm and norm else []
-        result += [vector("final_norm", norm)] if self.final_norm and norm else []
+        if self.embedding_norm and norm:
+            result.append(vector("embedding_norm", norm))
+        if self.final_norm and norm:
+            result.append(vector("final_norm", norm))
         head = self.head_size or width
         if width != self.hidden_size:
             result.append(matrix("embedding_up", width, self.hidden_size))
@@ -520,10 +523,10 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
             if not kind.isprintable():
                 return "kinds", f"{kind!r} has characters that a terminal does not print"
             if "." in kind:
-                return (
-                    "kinds",
-                    f"{kind!r} has a dot, which separates a kind from the names of its weights",
+                text = (
+                    f"{kind!r} has a dot, which separates a kind from the names of its weights"
                 )
+                return "kinds", text
             for part in layer.all_parts:
                 if text := part.problem():
                     return f"kinds.{kind}", text

@@ -101,7 +101,8 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
     schemes: tuple[Quantization, ...] = model.quantization if requested == "auto" else ()
     unquantized = model.unquantized if schemes else frozenset()
     if mix_of(precision.quantization):
-        schemes, unquantized = stored_as(model, precision).quantization, frozenset()
+        schemes = stored_as(model, precision).quantization
+        unquantized = frozenset()
     elif precision.quantization or requested == "fp8":
         weight_format = load_weight_format(precision.quantization or "fp8")
         if not _is_published(schemes, weight_format):

@@ -112,9 +112,8 @@ def explain_chart(charts: Sequence[Chart]) -> str:
 def _charted(chart: Chart) -> str:
     lines = [chart.title, chart.subtitle, ""]
     for series in chart.series:
-        if (
-            series.kind == "points" and not series.label
-        ):  # a label per point, or markers of a line
+        # a label per point, or markers of a line
+        if series.kind == "points" and not series.label:
             lines += [
                 f"{label}: {chart.y.tick(y)} at {chart.x.tick(x)}"
                 for label, x, y in zip(series.labels, series.xs, series.ys, strict=False)
@@ -237,7 +236,9 @@ def _row_line(
     formats: Formats,
 ) -> str:
     """Return the bytes of an entry of some layers under a key of `size`; '' without layers."""
-    entry, layers, details = row.entry, row.stored_layers, ""
+    entry = row.entry
+    layers = row.stored_layers
+    details = ""
     heads = parallelism.share(entry.heads)
     num_rows = int(entry.allocated_rows(context, block_size))
     if key == "kv_cache_read_bytes":
@@ -269,11 +270,13 @@ def explain_fit(fitted: Fit, record: Record) -> str:
         fitted: Memory and capacity of a deployment.
         record: The `fit` record of the same deployment.
     """
-    budget, terms, plan = fitted.estimate_budget, fitted.estimate_terms, fitted.plan
+    budget = fitted.estimate_budget
+    terms = fitted.estimate_terms
+    plan = fitted.plan
     remaining, margin = fitted.remaining[fitted.estimate], fitted.margin_bytes
-    taken = (
-        "" if budget.excludes_activations else f" − {budget.activation:,} − {budget.overhead:,}"
-    )
+    taken = ""
+    if not budget.excludes_activations:
+        taken = f" − {budget.activation:,} − {budget.overhead:,}"
     if margin:
         taken += f" {'−' if margin > 0 else '+'} {abs(margin):,}"
     peak = f", of the {terms.peak}" if terms.peak else ""
@@ -324,12 +327,10 @@ def explain_fit(fitted: Fit, record: Record) -> str:
 
 def _share_lines(fitted: Fit) -> list[str]:
     """Return the share of total, free or remaining memory that the engine may use."""
-    budget, terms, share = (
-        fitted.estimate_budget,
-        fitted.estimate_terms,
-        f"{fitted.utilization:g}",
-    )
-    memory = f"{_bytes(budget.memory)}"
+    budget = fitted.estimate_budget
+    terms = fitted.estimate_terms
+    share = f"{fitted.utilization:g}"
+    memory = _bytes(budget.memory)
     if fitted.utilization_basis == "total":
         return [f"{share} of the total memory of {memory} = {_bytes(budget.share)}"]
     free = budget.memory - terms.startup_bytes
@@ -337,9 +338,9 @@ def _share_lines(fitted: Fit) -> list[str]:
     line = f"of {memory} free before the weights: {budget.memory:,}{startup} = {_bytes(free)}"
     if fitted.utilization_basis == "free":
         return [line, f"{share} of the free memory = {_bytes(budget.share)}"]
-    used = budget.weights + (
-        0 if budget.excludes_activations else budget.activation + budget.overhead
-    )
+    used = budget.weights
+    if not budget.excludes_activations:
+        used += budget.activation + budget.overhead
     if used >= free:
         return [line, f"nothing remains after the terms below, {_bytes(used)}"]
     remaining = f"{share} of the remaining {free - used:,}"
@@ -349,7 +350,8 @@ def _share_lines(fitted: Fit) -> list[str]:
 def _fit_lines(fitted: Fit) -> list[str]:
     """Return lines with the bytes of the largest number of sequences that fits, and of one more
     sequence."""
-    plan, length = fitted.plan, fitted.length
+    plan = fitted.plan
+    length = fitted.length
     pool = plan.pool(fitted.kv_budget)
     max_count = fitted.capacity // fitted.ranks.dp
     lines = []
@@ -465,12 +467,14 @@ def _separate_kernels(records: Records) -> list[str]:
 
 def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator) -> list[str]:
     """Return FLOPs and bytes of one run of an operator as sums."""
-    cost, shape = operator.cost, operator.shape
+    cost = operator.cost
+    shape = operator.shape
     element = deployment.formats.element_bytes
     weights = activations = ""
     if isinstance(shape, GemmShape):
         rows, inner, columns = _letters(deployment, batch, operator)
-        m, n = whole(shape.m), whole(shape.n)
+        m = whole(shape.m)
+        n = whole(shape.n)
         wide = f"({columns})" if "+" in columns else columns
         sums = [
             f"x[m, k] · W[k, n], m = {rows} = {m}, k = {inner} = {shape.k:,}, "

@@ -127,11 +127,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         return self.num_attention_heads * self.head_dim // self.o_groups
 
     def _rows(
-        self,
-        ratio: int = 1,
-        limit: int = 0,
-        max_rows: int = 0,
-        is_shared: bool = False,
+        self, ratio: int = 1, limit: int = 0, max_rows: int = 0, is_shared: bool = False
     ) -> list[CacheEntry]:
         """Return the cache entries of the two parts of a row: without positions, and rotated."""
         rope = self.qk_rope_head_dim
@@ -153,9 +149,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         """Return the entry of the index keys, one for each compressed row."""
         key = CacheEntry("index_key", 1, self.index_head_dim, self.compress_ratio)
         return replace(
-            key,
-            max_rows_per_query=self.index_candidates,
-            is_stored_by_other_layer=is_shared,
+            key, max_rows_per_query=self.index_candidates, is_stored_by_other_layer=is_shared
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:
@@ -165,7 +159,8 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         indexer, and buffers for tokens of blocks that are not yet compressed. If `compress_ratio`
         is 0, there are only the rows of the window.
         """
-        ratio, max_rows = self.compress_ratio, self.index_topk
+        ratio = self.compress_ratio
+        max_rows = self.index_topk
         entries = self._rows(limit=self.sliding_window)
         if not ratio:
             return tuple(entries)
@@ -192,15 +187,14 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
-        heads, d, ratio = (
-            p.heads(self.num_attention_heads),
-            self.head_dim,
-            self.compress_ratio,
-        )
+        heads = p.heads(self.num_attention_heads)
+        d = self.head_dim
+        ratio = self.compress_ratio
         entries = self.cache()
         compressors = [w[n] for n in _COMPRESSORS if n in w]
         first = [w["q_down"], w["kv"], *compressors]
-        first += [w["index_weights"]] if "index_weights" in w else []
+        if "index_weights" in w:
+            first.append(w["index_weights"])
         rotated = (heads + 1) * self.qk_rope_head_dim * p.tokens
         operators = [
             p.gemm("qkv_down", *first),

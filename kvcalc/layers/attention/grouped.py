@@ -182,7 +182,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         """
         if not self.cache_budget or not self.cached:
             return ()
-        groups, limit = self.num_key_value_heads, self.max_tokens
+        groups = self.num_key_value_heads
+        limit = self.max_tokens
         return (CacheEntry("score", groups, 1, limit=limit, eviction_rule=EvictionRule.SCORED),)
 
     @property
@@ -200,11 +201,9 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
-        queries, keys, values = (
-            p.heads(self.num_attention_heads),
-            self.num_key_value_heads,
-            self.value_width,
-        )
+        queries = p.heads(self.num_attention_heads)
+        keys = self.num_key_value_heads
+        values = self.value_width
         qkv = [w[n] for n in ("q", "k", "v") if n in w]
         result = [p.gemm("qkv", *qkv)] if qkv else []
         result += [p.gemm("gate", w["gate"])] if "gate" in w else []

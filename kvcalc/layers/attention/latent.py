@@ -108,7 +108,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         Args:
             value_width: Elements that the engine stores for one head's value, including padding.
         """
-        heads, limit = self.num_attention_heads, self.sliding_window or 0
+        heads = self.num_attention_heads
+        limit = self.sliding_window or 0
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
@@ -126,11 +127,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             "latent", 1, self.kv_lora_rank, limit=limit, max_rows_per_query=max_rows
         )
         rope = CacheEntry(
-            "rope_key",
-            1,
-            self.qk_rope_head_dim,
-            limit=limit,
-            max_rows_per_query=max_rows,
+            "rope_key", 1, self.qk_rope_head_dim, limit=limit, max_rows_per_query=max_rows
         )
         return (latent, rope) if self.qk_rope_head_dim else (latent,)
 
@@ -187,7 +184,8 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         otherwise 0."""
         if p.mla_form != "auto":
             return int(p.mla_form == "absorbed")
-        rank, both = self.kv_lora_rank, self.qk_nope_head_dim + self.v_head_dim
+        rank = self.kv_lora_rank
+        both = self.qk_nope_head_dim + self.v_head_dim
         tokens = self._seen(new, past)
         # multiply-adds of a head
         fewer = (tokens - new) * rank * both - self._visible(new, past) * (2 * rank - both)
@@ -214,12 +212,11 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         W_UK and W_UV are halves of one stored matrix. They are read in its storage format,
         including scales.
         """
-        heads, rank, rope = (
-            p.heads(self.num_attention_heads),
-            self.kv_lora_rank,
-            self.qk_rope_head_dim,
-        )
-        key, value = self.qk_nope_head_dim, self.v_head_dim
+        heads = p.heads(self.num_attention_heads)
+        rank = self.kv_lora_rank
+        rope = self.qk_rope_head_dim
+        key = self.qk_nope_head_dim
+        value = self.v_head_dim
         into = p.gemm("absorb_q", Weight("kv_up", key, rank, copies=heads))
         back = p.gemm("absorb_v", Weight("kv_up", rank, value, copies=heads))
         core = p.attention(
@@ -233,12 +230,10 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         """Return the operators of the expanded form: keys and values of every cached token, then
         attention per head.
         """
-        heads, key, rope, value = (
-            p.heads(self.num_attention_heads),
-            self.qk_nope_head_dim,
-            self.qk_rope_head_dim,
-            self.v_head_dim,
-        )
+        heads = p.heads(self.num_attention_heads)
+        key = self.qk_nope_head_dim
+        rope = self.qk_rope_head_dim
+        value = self.v_head_dim
         entries = self._latents(max_rows=0)
         tokens = p.pairs(self._seen)
         width = heads * (key + value)

@@ -127,10 +127,8 @@ class Engram(Sublayer, frozen=True, tag="engram"):
         Args:
             p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
-        read, mixed = (
-            p.tokens * self.hashes * self.table_width,
-            p.tokens * self.streams * p.width,
-        )
+        read = p.tokens * self.hashes * self.table_width
+        mixed = p.tokens * self.streams * p.width
         w = self.local_weights(p)
         lookup = p.vector(
             "engram_lookup",

@@ -21,7 +21,8 @@ from kvcalc.records import JsonObject
 
 MAX_ITEMS = 10_000
 MAX_SIZE = 10**8  # larger widths, counts and vocabularies are errors in the file
-_BOOLEAN, _MAPPING = "true or false", "a mapping"
+_BOOLEAN = "true or false"
+_MAPPING = "a mapping"
 
 
 class Config:
@@ -53,9 +54,13 @@ class Config:
         defaults: Mapping[str, Any] | None = None,
         aliases: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
-        self.file, self.file_name = data, file_name
-        self.defaults, self.aliases = defaults or {}, aliases or {}
-        self.layer, self.layers, self.layer_type = 0, 0, "full_attention"
+        self.file = data
+        self.file_name = file_name
+        self.defaults = defaults or {}
+        self.aliases = aliases or {}
+        self.layer = 0
+        self.layers = 0
+        self.layer_type = "full_attention"
         self.outer = data
         self.read: set[str] = set()
         self.inside: dict[str, set[str]] = {}
@@ -313,11 +318,9 @@ class Config:
         inner = Config(
             self.table(key), file_name, defaults if isinstance(defaults, dict) else {}
         )
-        inner.layer, inner.layers, inner.layer_type = (
-            self.layer,
-            self.layers,
-            self.layer_type,
-        )
+        inner.layer = self.layer
+        inner.layers = self.layers
+        inner.layer_type = self.layer_type
         inner.read = self.inside.setdefault(key, inner.read)
         return inner
 
@@ -341,11 +344,7 @@ Field = Any  # a formula of keys, a rule, or a literal
 Reader = Callable[[Config], tuple[Any, ...]]  # reads the parts of a layer
 RULES: dict[str, Callable[["Config"], Any]] = {}  # by name, as formulas call them
 _LITERALS = frozenset({"head", "full", "none", "rms", "layer", "layer_no_bias"})
-_OF_LAYER = {
-    "layer_index": "layer",
-    "layer_count": "layers",
-    "layer_type": "layer_type",
-}
+_OF_LAYER = {"layer_index": "layer", "layer_count": "layers", "layer_type": "layer_type"}
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -459,7 +458,8 @@ def _read(node: ast.expr, c: Config) -> Any:
             return inner.get(key)
         case ast.Subscript(value=list_name, slice=position):
             inner, key = _locate(list_name, c)
-            values, index = inner.items(key), _number(position, c)
+            values = inner.items(key)
+            index = _number(position, c)
             if values and index >= len(values):
                 raise inner.fail(key, f"has {len(values)} entries, and none at {index}")
             return values[index] if values else None

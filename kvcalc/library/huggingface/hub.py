@@ -290,12 +290,14 @@ def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
     what = f"{label} cannot be read from {host.name}: {_reason(error)}"
     hint = f"Is the network up, and {host.setting} right?"
     if isinstance(error, errors.GatedRepoError):
-        what, hint = f"{label} is gated on {host.name}", "Ask for access there and set HF_TOKEN"
+        what = f"{label} is gated on {host.name}"
+        hint = "Ask for access there and set HF_TOKEN"
     elif isinstance(error, errors.RepositoryNotFoundError):
         what = f"{host.name} has no public model {label}"
         hint = "Check the name; a private one needs HF_TOKEN"
     elif isinstance(error, errors.RevisionNotFoundError):
-        what, hint = f"{host.name} has no revision {label}", ""
+        what = f"{host.name} has no revision {label}"
+        hint = ""
     elif isinstance(error, errors.OfflineModeIsEnabled):
         what = f"{label} is not in the Hub client's cache"
         hint = "HF_HUB_OFFLINE is set: unset it to fetch the file"
@@ -304,7 +306,8 @@ def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
         what = f"{host.name} does not hand out {label}: {status}"
         hint = "Check the name and HF_TOKEN" if host is HUB else "Check the name"
     elif isinstance(error, ValueError):  # also msgspec's errors
-        what, hint = f"{host.name} sends no valid answer about {label}: {error}", ""
+        what = f"{host.name} sends no valid answer about {label}: {error}"
+        hint = ""
     return UserError(what, hint)
 
 

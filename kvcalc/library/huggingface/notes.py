@@ -73,12 +73,7 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     Raises:
         UserError: The type has no table entry, and an unread key may change weights or cache.
     """
-    inert = {
-        *entry.inert.split(),
-        *_declared(resolved),
-        *_switched_off(c),
-        *_respelled(c),
-    }
+    inert = {*entry.inert.split(), *_declared(resolved), *_switched_off(c), *_respelled(c)}
     unread = list(_unread(c, inert))
     notes = [*resolved.notes]
     if not resolved.has_entry:
@@ -102,7 +97,8 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
     ]
     # a decoder may have an attention that its type does not have
     weights = [key for key in keys if may_carry_weights(key.rpartition(".")[2])]
-    weights += ["add_cross_attention"] if "add_cross_attention" in unread else []
+    if "add_cross_attention" in unread:
+        weights.append("add_cross_attention")
     others = [key for key in keys if key not in weights]
     if weights:
         notes.append(

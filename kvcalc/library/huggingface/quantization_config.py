@@ -63,7 +63,8 @@ _NOT_QUANTIZED: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 # stores its indexer in bf16, and its tables of n-grams in fp8 with a scale for 32 columns.
 _COMPRESSORS = ("*.compress_*", "*.index_kv", "*.index_gate", "*.index_weights")
 _STREAMS = ("*_streams", "stream_head")
-_INDEXERS, _NGRAMS = ("*.index_q", "*.row_index_k"), ("*.engram_table",)
+_INDEXERS = ("*.index_q", "*.row_index_k")
+_NGRAMS = ("*.engram_table",)
 # (matrix, format) of one layer, if its matrices have several formats
 MatrixFormats = tuple[tuple[str, str], ...]
 
@@ -147,7 +148,8 @@ def _by_group(group: Config, q: Config) -> str:
     packing = group.word("format") or (q.word("format") if sparse == "dense" else sparse)
     if packing in ("dense", "marlin-24") or packing.startswith("sparse"):
         return f"compressed-tensors ({packing[:40]})"
-    bits, kind = w.size("num_bits"), w.word("type", "int")
+    bits = w.size("num_bits")
+    kind = w.word("type", "int")
     size = max(w.size("group_size", 0, minimum=-1), 0)
     default_strategy = "channel" if w.get("group_size") == -1 else "tensor"
     strategy = w.word("strategy") or ("group" if size else default_strategy)
@@ -206,7 +208,8 @@ class Storage:
 
     def __init__(self, c: Config) -> None:
         self.q = q = Config(_section(c), f"{c.file_name}: quantization_config")
-        self.layers, self.family = c.layers, str(c.file.get("model_type"))
+        self.layers = c.layers
+        self.family = str(c.file.get("model_type"))
         self.formats: dict[str, tuple[str, ...]] = {}
         self.groups: list[tuple[str, Rules]] = []
         self.ignored = self._rules([])

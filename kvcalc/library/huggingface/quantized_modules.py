@@ -43,7 +43,9 @@ def quark(q: Config) -> str:
     return f"quark ({dtype} {scheme})"
 
 
-MAX_PATTERNS, MAX_REPEATS, MAX_SECONDS = 500, 5, 2
+MAX_PATTERNS = 500
+MAX_REPEATS = 5
+MAX_SECONDS = 2
 EVERY_LAYER = -1
 # A weight, and the usual names of its module; the blocks of mixers and FFNs.
 _NAME_ROWS = """
@@ -75,10 +77,7 @@ _NAME_ROWS = """
   dt            dt_proj
 """
 _NAMES = {row[0]: tuple(row[1:]) for row in map(str.split, _NAME_ROWS.strip().splitlines())}
-_GROUPS = {
-    "experts": ("experts", "experts.0"),
-    "shared": ("shared_experts", "shared_expert"),
-}
+_GROUPS = {"experts": ("experts", "experts.0"), "shared": ("shared_experts", "shared_expert")}
 _LAYER = re.compile(r"(?:^|[.*])(?:layers|h|blocks)\.(\d{1,6})(?!\d)(.*)", re.DOTALL)
 _EXPERT = re.compile(r"\.experts\.\d+(?=\.|\n|$)")
 _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
@@ -98,7 +97,8 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
     """
     group, _, leaf = name.rpartition(".")
     if name in _NAMES:
-        group, leaf = "", name
+        group = ""
+        leaf = name
     prefixes = [f"{g}." if g else "" for g in _GROUPS.get(group, (group,))]
     tails = [prefix + tail for prefix in prefixes for tail in _NAMES.get(leaf, (leaf,))]
     blocks = _NAMES["mixer" if is_mixer else "network"]
@@ -139,7 +139,8 @@ class Rules:
 
     def __init__(self, names: list[str], layers: int, fail: Callable[[str], UserError]) -> None:
         self.everything = False
-        self._layers, self._fail = layers, fail
+        self._layers = layers
+        self._fail = fail
         self._seconds = 0.0
         # Names and patterns by layer; EVERY_LAYER has names without a layer number.
         self._names: dict[int, set[str]] = defaultdict(set)
@@ -156,7 +157,8 @@ class Rules:
         elif name.startswith("re:"):
             self._compile(EVERY_LAYER, name[3:])
         elif match := _LAYER.search(name):
-            number, suffix = match[1], match[2]
+            number = match[1]
+            suffix = match[2]
             layers = [int(number)]
             if suffix.startswith("*"):  # `layers.1*` means layers 10 to 19 too
                 layers = [n for n in range(self._layers) if str(n).startswith(number)]

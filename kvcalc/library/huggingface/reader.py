@@ -39,7 +39,8 @@ from kvcalc.model.model import Layer, Model, Mtp
 from kvcalc.records import JsonObject
 from kvcalc.storage.formats import canonical
 
-MAX_LAYERS, MAX_KEYS = 2_000, 10_000
+MAX_LAYERS = 2_000
+MAX_KEYS = 10_000
 # Spellings of the standard keys in older and remote-code configs.
 _SPELLING_ROWS = """
     hidden_size             n_embd d_model dim model_dim embed_dim n_embed
@@ -134,7 +135,8 @@ def model_from(
             label = printable(str(data.get("model_type") or resolved.name or "none"), 60)
             text = f"model_type {label!r} is not known"
             raise UserError(f"{text}, and has an encoder (is_encoder_decoder)", where=file_name)
-        entry, defaults = read_type("$general"), {}
+        entry = read_type("$general")
+        defaults = {}
     c = Config(inner, file_name, defaults, _aliases(resolved.name, entry))
     c.outer = data
     c.layers = _layer_count(c, entry)
@@ -169,7 +171,8 @@ def _layer_count(c: Config, entry: Type) -> int:
     A file without width or depth describes no model. Only a part of a larger file may leave them to
     the defaults of its class.
     """
-    key, is_given = entry.layers_key, c.in_file if c.outer is c.file else c.has
+    key = entry.layers_key
+    is_given = c.in_file if c.outer is c.file else c.has
     layers = c.size(key) if key and is_given(key) else value_of(entry.depth, c)
     missing = "" if layers else key or "num_hidden_layers"
     missing = missing if is_given("hidden_size") else "hidden_size"
@@ -228,7 +231,8 @@ def _pooling_fields(c: Config, entry: Type, class_name: str) -> JsonObject:
     Source: transformers' modelling code. Encoders have a dense layer before the classifier. In
     ModernBERT, a norm with the same number of elements replaces the layer's bias.
     """
-    width, ranks = c.size("hidden_size"), class_name.endswith("Classification")
+    width = c.size("hidden_size")
+    ranks = class_name.endswith("Classification")
     labels = c.get("id2label", {})
     number = c.size("num_labels", len(labels) if isinstance(labels, dict) and labels else 2)
     matrices: dict[str, tuple[int, ...]] = {}

@@ -23,7 +23,9 @@ from kvcalc.library.huggingface.config import (
 from kvcalc.records import JsonObject
 
 Order = Callable[[Config], list[str]]
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
+LINEAR = "linear_attention"
 # Older names of layer types, which transformers renames for every model.
 _RENAMED = {
     "mamba": LINEAR,
@@ -198,11 +200,11 @@ def even_head_dim(c: Config, heads: str = "num_attention_heads") -> int:
     Raises:
         UserError: The number of heads does not divide the hidden size.
     """
-    hidden, count = c.size("hidden_size"), c.size(heads)
+    hidden = c.size("hidden_size")
+    count = c.size(heads)
     if hidden % count:
         raise c.fail(
-            heads,
-            f"{count} does not divide hidden_size {hidden}, and no head_dim is read",
+            heads, f"{count} does not divide hidden_size {hidden}, and no head_dim is read"
         )
     return hidden // count
 
@@ -375,10 +377,7 @@ def mixer(spec: type[Any], **fields: Field) -> Reader:
 
 
 def dense(
-    size: Field = "intermediate_size",
-    gated: Field = True,
-    bias: Field = False,
-    **fields: Field,
+    size: Field = "intermediate_size", gated: Field = True, bias: Field = False, **fields: Field
 ) -> Reader:
     """Return a reader that builds the dense FFN of a layer.
 
@@ -431,7 +430,8 @@ def moe(
     )
 
 
-GROUPED, DENSE = grouped(), dense()
+GROUPED = grouped()
+DENSE = dense()
 
 
 def state_dtype(*keys: str) -> Field:
@@ -468,10 +468,7 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
     """
 
     def read(c: Config) -> tuple[Any, ...]:
-        sizes = {
-            "matrices": value_of(matrices, c) or {},
-            "vectors": value_of(vectors, c) or {},
-        }
+        sizes = {"matrices": value_of(matrices, c) or {}, "vectors": value_of(vectors, c) or {}}
         return (make(c, Projections, sizes),) if any(sizes.values()) else ()
 
     return read

@@ -61,7 +61,8 @@ SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 BLOCK = 128  # tokens of a step along the cache
 ROWS = 64  # query heads of one tile
 # µs of the kernel that combines a split, and for each part
-COMBINE_US, COMBINE_PART_US = 2.0, 0.05
+COMBINE_US = 2.0
+COMBINE_PART_US = 0.05
 # query heads per KV head that tensor-core kernels take; some stacks use a kernel per head for more
 MAX_GROUP = 32
 
@@ -91,9 +92,7 @@ class DecodeLaunch(NamedTuple):
 
 
 def decode_launch(
-    model: "DecodeAttention | FlashDecode",
-    machine: GpuParameters,
-    shape: tuple[Array, ...],
+    model: "DecodeAttention | FlashDecode", machine: GpuParameters, shape: tuple[Array, ...]
 ) -> DecodeLaunch:
     """Return the tiles, tokens, rates and bytes of one call of an attention kernel in decode.
 
@@ -364,7 +363,8 @@ def split_parts(
 
 TILE_QUERY_ROWS = 128  # query rows of a tile
 # maximum threads of a block that writes a token, and threads of an SM
-BLOCK_THREADS, SM_THREADS = 512, 2048
+BLOCK_THREADS = 512
+SM_THREADS = 2048
 
 
 class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):

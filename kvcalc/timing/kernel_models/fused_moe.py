@@ -185,12 +185,8 @@ def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> Exp
     return ExpertLoad(local_experts * busy, local_experts * touched, tuple(tiles))
 
 
-AUTOTUNED_TILES = (
-    (16, 128),
-    (32, 128),
-    (64, 128),
-    (128, 128),
-)  # tiles of autotuned grouped products
+# tiles of autotuned grouped products
+AUTOTUNED_TILES = ((16, 128), (32, 128), (64, 128), (128, 128))
 # Tiles if the engine ships a tuned file.
 TUNED_TILES = ((16, 64), (16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
 MAX_TILE_FILL = 0.9  # Marlin: share of a tile's rows that an expert's mean pairs may fill

@@ -305,10 +305,7 @@ def l2_keeps_weights(machine: GpuParameters) -> bool:
 
 
 def _resident_us(
-    kernel_model: Any,
-    machine: GpuParameters,
-    weights: Array,
-    others: Array,
+    kernel_model: Any, machine: GpuParameters, weights: Array, others: Array
 ) -> Array:
     """Return microseconds to move the weights, which may be in the L2, and inputs and outputs."""
     missed = weights * missed_share(weights, kernel_model.cap, machine.l2, kernel_model.cold)

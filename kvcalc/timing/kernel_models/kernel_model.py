@@ -85,7 +85,8 @@ def _peak(gpu: Gpu, dtype: str) -> float:
 # A fused elementwise kernel (norm, RoPE, activation, residual sum) is not measured. Both figures
 # are assumed, as calibrations state: a launch inside a CUDA graph, and the usual share of the
 # bandwidth of streaming kernels.
-LAUNCH_US, STREAMING_SHARE = 1.5, 0.8
+LAUNCH_US = 1.5
+STREAMING_SHARE = 0.8
 
 Array = Any  # a number, or a NumPy array of numbers
 

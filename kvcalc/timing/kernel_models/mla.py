@@ -56,7 +56,10 @@ from kvcalc.timing.kernel_models.kernel_model import (
     missed_share,
 )
 
-ROWS, BLOCK, LATENT, ROPE = 64, 64, 512, 64
+ROWS = 64
+BLOCK = 64
+LATENT = 512
+ROPE = 64
 COMBINE_US = 2.5  # time of the kernel that combines a split
 
 

@@ -5,13 +5,7 @@ name the sources.
 """
 
 from kvcalc.library.huggingface.config import Config, Field, facts
-from kvcalc.library.huggingface.shapes import (
-    FULL,
-    SLIDING,
-    cycle,
-    full_where,
-    typed,
-)
+from kvcalc.library.huggingface.shapes import FULL, SLIDING, cycle, full_where, typed
 
 Matrices = dict[str, tuple[int, ...]]
 MINICPMV_STACKS = {

@@ -161,9 +161,8 @@ def check_settled(c: Config, model_type: str, unread: list[str]) -> None:
     ]
     names_layers = c.file.get("layer_types") is not None
     settled = {"sliding_window", "use_sliding_window"} if names_layers else set()
-    settled |= (
-        {"num_key_value_heads", "head_dim", "qk_head_dim"} if c.has("kv_lora_rank") else set()
-    )
+    if c.has("kv_lora_rank"):
+        settled |= {"num_key_value_heads", "head_dim", "qk_head_dim"}
     others = [key for key in others if key not in settled]
     storing = [key for key in others if _may_store(c, key)]
     ordering = [key for key in others if key not in storing and _may_order(c, key)]

@@ -8,12 +8,7 @@ from typing import Any
 
 from kvcalc.layers.recurrent.convolution import ngram_rows
 from kvcalc.library.huggingface.config import Config, Field
-from kvcalc.library.huggingface.shapes import (
-    FULL,
-    LINEAR,
-    SLIDING,
-    check_names,
-)
+from kvcalc.library.huggingface.shapes import FULL, LINEAR, SLIDING, check_names
 
 HYBRID = "hybrid"  # a layer with a recurrence and with attention
 LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
@@ -103,7 +98,8 @@ def nemotron_layers(c: Config) -> int:
     return len(c.items("layer_types") or nemotron_order(c))
 
 
-CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
+CSA = "compressed_sparse_attention"
+HCA = "heavily_compressed_attention"
 RATIO_TYPES = {0: SLIDING, 4: CSA, 128: HCA}
 
 
@@ -176,7 +172,8 @@ def engram_rows(c: Config) -> int:
     Raises:
         UserError: The two lists differ in length.
     """
-    layers, rows = c.sizes("engram_layer_ids"), c.items("engram_num_embeddings") or []
+    layers = c.sizes("engram_layer_ids")
+    rows = c.items("engram_num_embeddings") or []
     if len(layers) != len(rows):
         raise c.fail("engram_num_embeddings", f"does not give the rows of {len(layers)} layers")
     return rows[layers.index(c.layer)] if c.layer in layers else 0

@@ -21,11 +21,7 @@ from kvcalc.layers import attention, recurrent
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import config, shapes
 from kvcalc.library.huggingface.config import Field, Reader
-from kvcalc.library.huggingface.types import (
-    decoder_rules,
-    general_rules,
-    mixed_layer_rules,
-)
+from kvcalc.library.huggingface.types import decoder_rules, general_rules, mixed_layer_rules
 from kvcalc.records import JsonObject
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
