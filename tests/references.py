@@ -34,7 +34,7 @@ This page lists every option with its default. `kvcalc COMMAND --help-all` print
 | exit status | meaning |
 | --- | --- |
 | 0 | The command is done. |
-| 1 | The answer is no, or a check failed. |
+| 1 | Nothing fits, no plan meets the targets, or a check failed. |
 | 2 | The request is wrong. One message names the problem. |
 
 This page is generated from the code: `python tests/remake_docs.py --references`.
@@ -83,7 +83,7 @@ Install it with `pip install kvcalc`. It needs no GPU and no weights.
 - MODEL is a preset (`kvcalc models llama`), `org/name` from the Hugging Face Hub, a `config.json` or a GGUF file.
 - GPU is a preset (`kvcalc gpus`). Lengths are `4096`, `4k` or `1M`. Commas make lists: `--context 8k,128k`.
 - Times without a mark are predictions. `~` marks scaled times, `≥` marks datasheet bounds. Repeat the mark in your answer.
-- Exit status: 0 done; 1 the answer is no, or a check failed; 2 the request is wrong, and stderr names the text to type.
+- Exit status: 0 done; 1 nothing fits, no plan meets the targets, or a check failed; 2 the request is wrong, and stderr names the text to type.
 - `kvcalc COMMAND --help-all` lists every option.
 - `kvcalc mcp` serves size, fit, plan, latency, compare and diagnose as MCP tools.
 """

@@ -18,7 +18,7 @@ def main() -> None:
     Exit status:
 
     - 0: the command is done
-    - 1: the answer is no, or a check failed
+    - 1: nothing fits, no plan meets the targets, or a check failed
     - 2: the request is invalid
     - 130: Ctrl-C
     """

@@ -412,7 +412,11 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
             remedy = f"Stop the processes that use the memory. {remedy}"
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
-    cells_text = f", the cache stores {cells:,} tokens" if cells else ""
+    note = f", the cache stores {cells:,} tokens" if cells else ""
+    extra = diagnosis.corrections.beside_beyond_bytes
+    is_cause = "rest" in diagnosis.items and sequences[0] < sequences[1]
+    if is_cause and extra > diagnosis.corrections.weights_beyond_bytes:
+        note = f", because other memory is {format_bytes(extra)} larger than predicted"
     written = command_of(diagnosis.deployment, options, diagnosis.command.model_words)
     return DiagnosisSummary(
         boot=boot,
@@ -423,7 +427,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         outcome=_outcome(diagnosis, logged, tokens, sequences[0]),
         capacity=(
             f"users of {tokens:,} tokens: {sequences[0]:,} logged, {sequences[1]:,} predicted"
-            f"{cells_text}"
+            f"{note}"
         ),
         fits=fits,
         max_num_seqs=sequences[0],
@@ -438,6 +442,7 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> 
     """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
     missing memory."""
     boot, cache = diagnosis.boot, diagnosis.logged("cache")
+    count = logged.options.requested_num_seqs
     if boot.failure == "occupied":
         free_bytes = boot.size("free") or 0
         free, share = format_bytes(free_bytes), format_bytes(boot.size("desired_share") or 0)
@@ -447,7 +452,6 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> 
     if boot.failure == "too_long" and cache:
         needed = format_bytes(logged.needed.cache)
         remaining = format_bytes(cache)
-        count = logged.options.requested_num_seqs
         load = f"{count:,} users of {tokens:,} tokens" if count > 1 else f"{tokens:,} tokens"
         return f"Failed: {load} need {needed} of KV cache, {remaining} are left."
     budget = diagnosis.predicted.budget
@@ -461,4 +465,5 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> 
     if cache is None:
         return "The engine started, the log has no size of the KV cache."
     users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
-    return f"The engine started: {format_bytes(cache)} of KV cache fit {users}."
+    missed = f", not {count:,}" if count > max(1, sequences) else ""
+    return f"The engine started: {format_bytes(cache)} of KV cache fit {users}{missed}."

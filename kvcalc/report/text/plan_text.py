@@ -17,6 +17,7 @@ from kvcalc.report.row_names import split_words
 from kvcalc.report.text.fit_text import format_words, is_measured_on
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
+    BOUND,
     MAX_WORDS,
     columns,
     distinct_notes,
@@ -189,11 +190,14 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     if answer.prices:
         size = "cheapest"
         cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
-    purpose = f"the {size} deployment for {requirement_words(answer.need)}{cost}"
-    text = f"{deployment_words(first)} is {purpose}."
+    serves, meets, need = "for", "meets", answer.need
+    if first.deployment.time_basis == BOUND and (need.time_limits or need.min_throughput):
+        serves, meets = "that may serve", "may meet"
+    start = f"{deployment_words(first)} is the {size} deployment"
+    text = f"{start} {serves} {requirement_words(need)}{cost}."
     if len(text.split()) <= MAX_WORDS:
         return text
-    return f"{deployment_words(first)} is the {size} deployment that meets the targets{cost}."
+    return f"{start} that {meets} the targets{cost}."
 
 
 def _order_notes(answer: BestConfigs) -> list[str]:

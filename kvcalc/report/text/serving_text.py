@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.report.row_names import DEPLOYMENT, SERVER, equal_records, sides
+from kvcalc.report.row_names import DEPLOYMENT, SERVER, WORDING, equal_records, sides
 from kvcalc.report.text.fit_text import placement_lines
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
@@ -119,10 +119,13 @@ def latency_tables(records: Records) -> list[Table]:
 
 
 def _per_server(records: Records, describe: Callable[[Record], str]) -> list[str]:
-    """Return a line per distinct text. If texts differ between servers, a line names its
-    servers."""
+    """Return a line per distinct text. If texts differ, a line names its servers, or its loads if
+    all records are of one deployment."""
+    labels = sides(records).names
+    if not any(labels):
+        labels = sides(records, WORDING).names
     names: dict[str, dict[str, None]] = {}
-    for name, record in zip(sides(records).names, records, strict=True):
+    for name, record in zip(labels, records, strict=True):
         names.setdefault(describe(record), {})[name] = None
     if len(names) == 1:
         return [text for text in names if text]
@@ -138,10 +141,11 @@ def _latency_sentence(records: Records) -> str:
     )
     equal = [r for r in equal if r["e2e_s"]]
     at_least, at_most = _bound_words(first)
+    misfit = ", but it does not fit" * (first.get("fits") is False)
     if not equal:
         rate = first["batch_size"] / first["tpot_s"] if first["tpot_s"] else 0.0
         return answer_sentence(
-            f"{_server_words(first)} generates {at_most}{rate:,.1f} tokens/s"
+            f"{_server_words(first)} generates {at_most}{rate:,.1f} tokens/s{misfit}"
         )
     names = sides(equal).names
     times = [r["e2e_s"] for r in equal]
@@ -183,10 +187,10 @@ def _latency_sentence(records: Records) -> str:
         rate = (
             f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
         )
-        return answer_sentence(f"{_server_words(best)} embeds {rate} per second")
+        return answer_sentence(f"{_server_words(best)} embeds {rate} per second{misfit}")
     server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
-    return answer_sentence(start, *clauses)
+    return answer_sentence(start, *([misfit] if misfit else clauses))
 
 
 def _bound_words(record: Record) -> tuple[str, str]:
@@ -203,8 +207,8 @@ def _server_words(record: Record) -> str:
 LOAD = "policy cache rate max_concurrency prefix_hit_rate"
 SERVE = columns(
     ServeRecord,
-    f"model gpu {VARIANTS} {LOAD} requests_per_s throughput_tokens_per_s ttft_p50_s ttft_p99_s "
-    "tpot_p50_s tpot_p99_s slo_attainment cost_per_million_tokens diverges completed rejected "
+    f"model gpu {VARIANTS} {LOAD} requests_per_s throughput_tokens_per_s slo_attainment diverges "
+    "cost_per_million_tokens ttft_p50_s ttft_p99_s tpot_p50_s tpot_p99_s completed rejected "
     "preemptions mean_batch_size tokens_per_step kv_peak kv_waste padding_waste "
     "queueing_mean_s | e2e_p50_s *",
     inputs=f"model gpu {LOAD}",
@@ -256,10 +260,12 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         details.append(f"sustained: {limit} 95% of saturation")
     accuracy = dict.fromkeys(map(_accuracy, rows))
     columns = without_named_engine(rows, SERVE)
-    if is_sweep:
-        columns = [c for c in columns if c.key != "requests_per_s"]
-    if summaries:  # their rate is an answer
-        columns = [replace(c, is_input=False) if c.key == "rate" else c for c in columns]
+    if summaries:  # their rate is an answer; a finite run answers fewer requests/s
+        columns = [
+            replace(c, is_input=c.is_input and c.key != "rate")
+            for c in columns
+            if c.key != "requests_per_s"
+        ]
     return Table(
         rows,
         columns,
@@ -375,23 +381,34 @@ def _served(records: Records) -> str:
     is_best = bool(sides(equal, SERVER).keys) and max(values) > MIN_VISIBLE_RATIO * min(values)
     at_least, at_most = _bound_words(best)
     server = _server_name(best, equal)
-    tokens = f"{best['throughput_tokens_per_s']:,.0f} tokens/s"
-    done = [r for r in equal_records(records, best, *SERVER) if r["completed"]]
-    if _load(done[-1]) not in ("", _load(best)):
+    goals = _goals(best)
+    last = [r for r in equal_records(records, best, *SERVER) if r["completed"]][-1]
+    if _load(last) not in ("", _load(best)):
         server += ", the fastest," * is_best
-        start = f"{server} serves {at_most}{tokens} {_load(best)}"
-        clauses = [f", and {done[-1]['throughput_tokens_per_s']:,.0f} {_load(done[-1])}"]
+        work, unit = "serves", "tokens/s"
+        figures = [f"{r['throughput_tokens_per_s']:,.0f}" for r in (best, last)]
+        if goals:
+            work, unit = "keeps", "of requests within the targets"
+            figures = [f"{r['slo_attainment']:.1%}" for r in (best, last)]
+        start = f"{server} {work} {at_most}{figures[0]} {unit} {_load(best)}"
+        clauses = [f", and {figures[1]} {_load(last)}"]
     else:
-        work = f"serves {at_most}{digits(best['requests_per_s'])} requests/s and {tokens}"
+        work = (
+            f"serves {at_most}{digits(best['requests_per_s'])} requests/s and"
+            f" {best['throughput_tokens_per_s']:,.0f} tokens/s"
+        )
         if best["diverges"] is False and not at_most:
             work = f"keeps up with {best['rate']:.4g} requests/s"
         start = f"{server} {work}"
         clauses = [f", {title}"] * is_best
+        if goals:
+            share = f"{at_most}{best['slo_attainment']:.1%} of"
+            if best["slo_attainment"] == 1 and not at_most:
+                share = "all"
+            clauses.append(f", and {share} requests meet the targets")
         clauses.append(f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}")
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
-    if goals := _goals(best):
-        clauses.append(f", and {best['slo_attainment']:.1%} have {goals}")
     if cost := best.get("cost_per_million_tokens"):
         clauses.append(f", at {at_least}{cost:,.2f} per million output tokens")
     return answer_sentence(start, *clauses)
