@@ -294,6 +294,13 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
         assert f"the cache stores {cells} tokens" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
+def test_users_that_do_not_fit_and_the_reason_of_a_small_cache(kvcalc: Run, tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(logs.V1_0_12.replace("26.91 GiB", "2.91 GiB"), encoding="utf-8")
+    shown = kvcalc("diagnose", str(tmp_path / "server.log"), "--users", "8").joined
+    assert "KV cache fit 3 users of 65,536 tokens, not 8." in shown
+    assert "3 logged, 34 predicted, because other memory is 22.16 GiB larger than predicted" in shown
+
+
 def test_a_started_llama_cpp_serves_no_more_users_than_it_has_slots(diagnosed: Any) -> None:
     """Four slots of 8,192 tokens, whatever memory is still free; one slot of 32,768 tokens for one user."""
     text = logs.LLAMA_CPP

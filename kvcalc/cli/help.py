@@ -16,7 +16,8 @@ from kvcalc.report.text.table_layout import wrapped
 
 ABOUT = "Memory and time of LLM inference: KV cache size, users per GPU, latency, servers."
 EXIT_STATUS = (
-    "Exit status: 0 done; 1 nothing fits, no plan meets the targets, or a check failed; 2 the request is wrong."
+    "Exit status: 0 done; 1 nothing fits, no plan meets the targets, or a check failed; "
+    "2 the request is wrong."
 )
 FIRST_STEPS = {
     "kvcalc size llama-3.1-8b --context 128k": "KV cache size",

@@ -38,11 +38,13 @@ def test_find_rate_finds_the_rate_of_the_sweep(kvcalc: Run, goals: str) -> None:
     assert above["rate"] < 1.03 * first["rate"] or "1000s" in goals
 
 
-def test_goals_that_no_rate_meets(kvcalc: Run) -> None:
+def test_goals_that_no_rate_meets(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first, *tried = kvcalc(f"{LINE} --slo-ttft 1ms").records
     assert (first["found_rate"], first["rate"]) == (0, None)
     assert all(r["slo_attainment"] == 0 for r in tried)
-    assert "misses TTFT within 1 ms" in kvcalc(f"{LINE} --slo-ttft 1ms --format table").out
+    monkeypatch.setenv("COLUMNS", "80")
+    out = kvcalc(f"{LINE} --slo-ttft 1ms --format table -v").out
+    assert "misses TTFT within 1 ms" in out and "within SLO  queue" in out and "\n: " not in out
 
 
 def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
