@@ -412,6 +412,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
             remedy = f"Stop the processes that use the memory. {remedy}"
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
+    counts = f"{sequences[0]:,} logged, {sequences[1]:,} predicted"
     note = f", the cache stores {cells:,} tokens" if cells else ""
     extra = diagnosis.corrections.beside_beyond_bytes
     is_cause = "rest" in diagnosis.items and sequences[0] < sequences[1]
@@ -425,10 +426,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         gpus=logged.ranks.gpus,
         items=diagnosis.items,
         outcome=_outcome(diagnosis, logged, tokens, sequences[0]),
-        capacity=(
-            f"users of {tokens:,} tokens: {sequences[0]:,} logged, {sequences[1]:,} predicted"
-            f"{note}"
-        ),
+        capacity=f"users of {tokens:,} tokens: {counts}{note}",
         fits=fits,
         max_num_seqs=sequences[0],
         command=written.line if written else None,
