@@ -190,14 +190,21 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     if answer.prices:
         size = "cheapest"
         cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
-    serves, meets, need = "for", "meets", answer.need
-    if first.deployment.time_basis == BOUND and (need.time_limits or need.min_throughput):
+    serves, meets = "for", "meets"
+    if _is_unproven(answer):
         serves, meets = "that may serve", "may meet"
     start = f"{deployment_words(first)} is the {size} deployment"
-    text = f"{start} {serves} {requirement_words(need)}{cost}."
+    text = f"{start} {serves} {requirement_words(answer.need)}{cost}."
     if len(text.split()) <= MAX_WORDS:
         return text
     return f"{start} that {meets} the targets{cost}."
+
+
+def _is_unproven(answer: BestConfigs) -> bool:
+    """Return whether the best deployment meets its targets only by datasheet bounds."""
+    has_target = answer.need.time_limits or answer.need.min_throughput
+    is_bound = any(c.deployment.time_basis == BOUND for c in answer.best[:1])
+    return is_bound and bool(has_target)
 
 
 def _order_notes(answer: BestConfigs) -> list[str]:
@@ -234,7 +241,8 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     size = "cheapest" if plan.answers[0].prices else "smallest"
     limit = f"up to {plan.space.max_gpus} GPUs"
     count = f"All {met}" if met == len(plan.answers) else f"{met} of {len(plan.answers)}"
-    title = f"{count} requirements are met with {limit}."
+    verb = "may be" if any(map(_is_unproven, plan.answers)) else "are"
+    title = f"{count} requirements {verb} met with {limit}."
     notes = footnotes(", ".join(format_words(rows)), *time_footnotes(rows)) if rows else []
     details = [f"Each row is the {size} deployment", f"{tried:,} configurations tried"]
     return Table(rows, PLAN_COLUMNS, title, notes, details=details)
