@@ -24,6 +24,7 @@ ERRORS = [
     ("fit llama-3.1-8b --mtp 1", "unknown model '1'. A switch such as --mtp takes no number"),
     ("fit gpt2 --engine vllm==0.14", "engine 'vllm==0.14' has a version. Write --engine vllm --engine-version 0.14"),
     ("fit gpt2-q5_k_m.gguf", "no such file or directory. The preset gpt2 with --quantization q5_k_m needs no file"),
+    ("size llama3.json", "llama3.json: cannot be read: no such file or directory. Did you mean llama-3"),
     ("fit -- ollama run gpt2", "Its lines are not read; write `-- llama-server -m llama-3.1-8b-q4_k_m.gguf`"),
     ("size gpt4", "unknown model 'gpt4'. Its dimensions are not public; `kvcalc size --layers N "),
     ("size gpt2 --style dark", "style 'dark' needs a picture. Add --plot FILE"),

@@ -64,7 +64,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
         ("V1_0_8_3", "qwen2.5-32b", "rtx-4090", 4, "0.8.3", "too_long", {"weights": 15.4172, "cache": 0.78},
          "--tensor-parallel-size 4 --max-model-len 32768"),
         ("V1_0_12", "qwen3-next-80b-a3b", "h100-sxm", 4, "0.12.0", None,
-         {"weights": 38.3117, "cache": 26.91, "CUDA graphs": 1.37}, "--tensor-parallel-size 4 --max-model-len 65536"),
+         {"weights": 38.3117, "cache": 26.91, "CUDA graphs": 1.37}, '--max-model-len 65536 --speculative-config \'{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}\''),
         ("SGLANG_WINDOWS", "gpt-oss-20b", "h100-sxm", 1, None, None, {"weights": 13.36, "cache": 50.58, "left free": 13.15},
          "--max-running-requests 64 --chunked-prefill-size 8192 --mem-fraction-static 0.85 --page-size 1"),
         ("LLAMA_CPP_METAL", "llama-3.1-8b", "apple-m2-max", 1, "b5200", None,

@@ -33,6 +33,13 @@ if TYPE_CHECKING:
 
 MAX_CONFIGURATIONS = 1000
 MAX_LAYERS = 1 << 17  # layers of all pipeline stages
+# an option of kvcalc, and the setting of an engine's command line that it replaces
+OVERRIDES = {
+    "max_num_seqs": "users",
+    "draft": "typed_flags",
+    "mtp": "typed_flags",
+    "num_speculative_tokens": "typed_flags",
+}
 
 
 class TypedWords(NamedTuple):
@@ -178,8 +185,8 @@ def fit_points(
     typed_models, loaded, stated, notes, flags = _read_models(models, placing.get("set_", ()))
     placements = split_sizes(read_questions(PlacementOptions, stated | placing), loaded)
     first = placements[0]
-    if "max_num_seqs" in fit_values:
-        stated.pop("users", None)
+    for name in OVERRIDES.keys() & fit_values.keys():
+        stated.pop(OVERRIDES[name], None)
     asked = stated | fit_values
     if first.gpu.strip().lower() == AUTO:
         num_gpus = max(parallelism_of(placement).gpus for placement in placements)
@@ -195,8 +202,7 @@ def fit_points(
     layers = range(max(model.layers for model in loaded))  # each stage looks for its own
     check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
     names = {model.name: word for model, word in zip(loaded, typed_models, strict=True)}
-    gpu_names = gpu_words(first.gpu)
-    names |= {gpu.name: word for gpu, word in zip(gpus, gpu_names, strict=True)}
+    names |= {gpu.name: word for gpu, word in zip(gpus, gpu_words(first.gpu), strict=True)}
     points: list[Point] = []
     for model, gpu, placement, fit_option in product(loaded, gpus, placements, options):
         deployment = TimedDeployment(
@@ -216,8 +222,8 @@ def fit_points(
         if gpu.usable_share and gpu.memory_bytes % 2**30:
             gib = gpu.memory_bytes / 2**30
             notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
-    has_all_experts = first.enable_expert_parallel
-    return points, TypedWords(names, extra_words, has_all_experts, stated, notes, flags)
+    typed = TypedWords(names, extra_words, first.enable_expert_parallel, stated, notes, flags)
+    return points, typed
 
 
 def _read_models(
@@ -371,8 +377,7 @@ def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
     results, refused = [], []
     for deployment, options in points:
         try:
-            if deployment.nodes:
-                _ = deployment.ranks  # raises UserError if the nodes are too few
+            _ = deployment.ranks  # raises UserError if they cannot be placed on nodes
             results.append(fit(deployment, options))
         except UserError as error:
             refused.append(error)

@@ -16,7 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from kvcalc.capacity.engine_flags import DIALECTS, MAPPINGS, Dialect, hub_name, json_value
+from kvcalc.capacity.engine_flags import (
+    DIALECTS,
+    MAPPINGS,
+    REPEATED_FLAGS,
+    Dialect,
+    hub_name,
+    json_value,
+)
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
@@ -96,8 +103,8 @@ def with_values(struct: Struct, values: Mapping[str, Any]) -> Struct:
         struct: The struct to copy.
         values: Field values by name.
     """
-    names = values.keys() & set(struct.__struct_fields__)
-    return replace(struct, **{name: values[name] for name in names})
+    names = struct.__struct_fields__
+    return replace(struct, **{name: values[name] for name in names if name in values})
 
 
 def split(words: Sequence[str]) -> list[str]:
@@ -190,10 +197,9 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     if not name:
         raise UserError(f"that {dialect.engine} command line names no model", COMMAND_FORMS)
     command = interpret_flags(dialect, name, values, changes)
-    ignored = [flag.removesuffix(f" {name}") for flag in ignored]
-    version = image_version(" ".join(words[: len(words) - len(flag_words)]))
-    release = {"engine_version": version} if version else {}
-    return command._replace(ignored=tuple(ignored), settings=command.settings | release)
+    if version := image_version(" ".join(words[: len(words) - len(flag_words)])):
+        command.settings["engine_version"] = version
+    return command._replace(ignored=tuple(flag.removesuffix(f" {name}") for flag in ignored))
 
 
 def _parse_flags(
@@ -282,6 +288,8 @@ def interpret_flags(
     if not settings.pop("shared_attention", False) and "max_num_seqs" in settings:
         settings["max_num_seqs"] *= settings.get("dp", 1)  # the engine counts one dp rank
     _read_draft(settings, remarks)
+    if typed := [(name, values[name]) for name in REPEATED_FLAGS.split() if name in values]:
+        settings["typed_flags"] = tuple(typed)
     if "mtp" in settings and not model.mtp:
         del settings["mtp"]
         settings.pop("num_speculative_tokens", None)
@@ -361,15 +369,15 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
             draft_name = ""
         elif config.use_heterogeneous_vocab:
             remarks.append(
-                f"the draft {draft_name} is left out: the memory of use_heterogeneous_vocab "
-                "is not known"
+                f"the draft {draft_name} is not counted: the memory of "
+                "use_heterogeneous_vocab is not known"
             )
             draft_name = ""
     if draft_name:
         try:
             settings["draft"] = load_model(checkpoint(draft_name).name)
         except UserError as error:
-            remarks.append(f"the draft is left out: {error}")
+            remarks.append(f"the memory of the draft is not counted: {error}")
 
 
 class EngineCommand(NamedTuple):
@@ -415,15 +423,19 @@ def command_of(
     dialect, ranks = DIALECTS.get(options.engine), deployment.parallelism
     if dialect is None:
         return None
-    sizes = {name: getattr(ranks, name) for name in RANK_OPTIONS}
-    settings: Settings = {name: size for name, size in sizes.items() if size > 1}
-    settings |= _changed_options(dialect, options)
+    settings = _changed_options(dialect, options)
+    settings |= {
+        name: getattr(ranks, name) for name in RANK_OPTIONS if getattr(ranks, name) > 1
+    }
     cache_dtype = canonical(deployment.precision.kv_cache_dtype)
     if cache_dtype != "auto":
         settings["kv_cache_dtype"] = cache_dtype
     if "max_loras" in settings:
         settings["lora"] = True
     dialect.write(settings, deployment)
+    for name, value in options.typed_flags:
+        if dialect.flag(name) and (name != "kv_cache_dtype" or canonical(value) == cache_dtype):
+            settings[name] = value
     if "shared_attention" not in settings and (count := settings.pop("max_num_seqs", 0)):
         # the engine counts one dp rank
         count_per_rank, remainder = divmod(count, ranks.dp)
@@ -456,12 +468,12 @@ def _changed_options(dialect: Dialect, options: FitOptions) -> Settings:
         users = options.users or options.max_num_seqs
         options = replace(options, users=users if users > 1 else 0)
     defaults = FitOptions(engine=options.engine)
-    changed = {}
-    for name in options.__struct_fields__:
-        value = getattr(options, name)
-        if name != "from_log" and value != getattr(defaults, name):  # a file's name is unknown
-            changed[name] = value
-    return changed
+    return {
+        name: value
+        for name, value in msgspec.structs.asdict(options).items()
+        # the name of a log is unknown
+        if name not in ("from_log", "typed_flags") and value != getattr(defaults, name)
+    }
 
 
 def option_words(name: str, value: Any) -> list[str]:
@@ -502,7 +514,9 @@ def _write_weights(
         # a file, or an unknown name on the Hub
         formats = {"fit_dtype": dtype, "fit_quantization": format_}
         settings |= {name: value for name, value in formats.items() if value}
-        return model.file or hub_name(model)
+        path = PurePath(model.file)
+        # engines take the folder
+        return str(path.parent) if path.name == "config.json" else model.file or hub_name(model)
     takes_dtype = dialect.flag("dtype") and (format_ or not model.quantization)
     # the engine accepts a checkpoint's name, not a preset's
     is_llama_cpp = dialect.engine == "llama.cpp"

@@ -87,6 +87,12 @@ FORMAT_NAMES: dict[str, dict[str, str]] = {
 }
 
 
+# names of flags that printed commands repeat as typed
+REPEATED_FLAGS = """
+    kv_cache_dtype speculation draft_name prediction drafting_steps drafted_branches verified_tokens
+"""
+
+
 class Flag(NamedTuple):
     """One command-line flag of an engine, and the kvcalc option that it sets.
 
@@ -114,12 +120,15 @@ class Flag(NamedTuple):
         """Parse the text of the flag's value in a command line into the value of its kvcalc option.
 
         The value is a number or a text. It is None if a "length" is left to the engine, and
-        kvcalc's name of a data type, such as "bf16", if the flag is for one.
+        kvcalc's name of a data type, such as "bf16", if the flag is for one. `fp8_e5m2` is
+        unchanged, because engines read kvcalc's name `fp8` as the other 8-bit float.
 
         Raises:
             UserError: The text does not suit the flag's kind.
         """
-        return canonical(text) if self.kind in FORMAT_NAMES else READERS[self.kind](text)
+        if self.kind in FORMAT_NAMES:
+            return text if text == "fp8_e5m2" else canonical(text)
+        return READERS[self.kind](text)
 
     def can_write(self, settings: Settings) -> bool:
         """Return whether kvcalc writes this flag to express option values in a command line.
@@ -271,7 +280,7 @@ def _read_sglang(settings: Settings, remarks: list[str]) -> None:
     if settings.get("max_num_batched_tokens", 0) < 0:
         settings.pop("max_num_batched_tokens")
         remarks.append("prefill is not chunked: the engine's own chunk is counted")
-    algorithm = settings.pop("prediction", "")
+    algorithm = settings.pop("prediction", "").lower()
     if "draft_name" not in settings and algorithm in ("nextn", "eagle", "mtp"):
         settings["mtp"] = True
     branches, steps, verified = (
@@ -432,7 +441,7 @@ _SGLANG = _dialect(
         max_lora_rank            number  --max-lora-rank
         mamba_ssm_cache_dtype    torch   --mamba-ssm-dtype
         cpu_offload_gb           real    --cpu-offload-gb
-        prediction               name    --speculative-algorithm --speculative-algo
+        prediction               text    --speculative-algorithm --speculative-algo
         draft_name               text    --speculative-draft-model-path --speculative-draft-model
         drafting_steps           number  --speculative-num-steps
         drafted_branches         number  --speculative-eagle-topk

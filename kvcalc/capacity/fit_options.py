@@ -51,10 +51,13 @@ class FitOptions(FitQuestion, frozen=True):
     Attributes:
         draft: Draft model for speculative decoding; None without one.
         from_log: Corrections from an engine's start-up log; None without a log.
+        typed_flags: (kvcalc's name of a flag, value) of those flags of an engine's command line
+            that printed commands repeat as typed. Other options count their memory.
     """
 
     draft: Model | None = None  # type: ignore[assignment]
     from_log: LogCorrections | None = None  # type: ignore[assignment]
+    typed_flags: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,6 +75,11 @@ class FitOptions(FitQuestion, frozen=True):
             raise UserError(
                 "weight-bytes are the bytes on the GPU, so cpu-offload-gb cannot reduce them",
                 "Give only one of them",
+            )
+        if self.cpu_offload_gb and self.engine == "llama.cpp":
+            raise UserError(
+                "llama.cpp has no cpu-offload-gb",
+                "Give the number of layers on the GPU: --n-gpu-layers N, or -ngl N",
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
             raise UserError("kv-offloading-bytes and n-gpu-layers together are not modelled")
@@ -198,7 +206,7 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
             a list of either.
     """
     files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
-    loaded: dict[str, Any] = {}
+    loaded: dict[str, Any] = {"typed_flags": values.get("typed_flags", ())}
     for name, load in files.items():
         value = values.get(name) or None
         loaded[name] = load(value) if isinstance(value, str) else value

@@ -7,7 +7,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, nearest
 from kvcalc.library import presets
 from kvcalc.library.load import hub_name, is_hub_name, load_model, locate, published
 from kvcalc.model.model import Model
@@ -34,10 +34,13 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
         return load_model(name, changes)
     except UserError as error:
         source = "network" if " Hub" in error.what else "file"
-        is_missing = source == "network" or "no such file" in error.what
-        same = known_checkpoint(hub_name(name)) if is_missing else None
-        if not same or "/" in same.name:
+        if source == "file" and "no such file" not in error.what:
             raise
+        stem = re.sub(r"\.(json|ya?ml)$", "", hub_name(name))
+        same = known_checkpoint(stem)
+        if not same or "/" in same.name:
+            hint = error.hint or nearest(stem, presets.preset_files("models"))
+            raise UserError(error.what, hint, error.where) from None
         options = f" with --quantization {same.quantization}" if same.quantization else ""
         end = "" if error.hint[-1:] in "?" else "."
         hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"

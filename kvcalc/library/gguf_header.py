@@ -162,7 +162,7 @@ class _Reader:
             kind = ShortHeaderError if count < MAX_HEADER else UserError
             raise kind(
                 "is no usable GGUF file: it ends in the middle of its header, or is too long",
-                self.file_name,
+                where=self.file_name,
             )
         self.position = start + count
         return start

@@ -347,7 +347,7 @@ def _check_hybrid(
     if not pairs or any(local.label != layer.label for local, layer in pairs):
         return
     problem = "a hybrid needs a limit for its other layers"
-    hint = "Write hybrid:5/window:4096"
+    hint = f"Write {text}/window:4096"
     if not is_last:
         problem = f"all layers of {model.name} would see {pairs[0][0].label}"
         hint = "Give the other layers another window, as in hybrid:5/window:1024"

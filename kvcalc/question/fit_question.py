@@ -4,12 +4,12 @@ from typing import Annotated
 
 from kvcalc.question.deployment_options import engine_name
 from kvcalc.question.options import (
+    OptionalTokens,
     Question,
     Tokens,
     bytes_or_none,
     host_bytes,
     memory_share,
-    tokens_or_none,
 )
 from kvcalc.units import parse_rate
 
@@ -135,7 +135,7 @@ class FitQuestion(EngineSettings, frozen=True):
     weight_bytes: Bytes = None
     activation_bytes: Bytes = None
     overhead_bytes: Bytes = None
-    shared_prefix: Annotated[int, tokens_or_none] = 0
+    shared_prefix: OptionalTokens = 0
     mtp: bool = False
     draft: str = ""
     cpu_offload_gb: float = 0.0

@@ -480,6 +480,9 @@ def tokens_or_none(text: str, name: str) -> int:
     return parse_tokens(text, name, minimum=0)
 
 
+OptionalTokens = Annotated[int, tokens_or_none]
+
+
 def bytes_or_none(text: str, name: str) -> int:
     """Parse a number of bytes from a text such as `4GiB`; 0 is allowed and means none.
 

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from kvcalc.errors import UserError
 from kvcalc.question.options import (
+    OptionalTokens,
     Question,
     Tokens,
     bytes_or_none,
     memory_share,
     seconds_or_none,
-    tokens_or_none,
 )
 
 MAX_STEPS = 1 << 20  # passes of one request
@@ -67,10 +67,10 @@ class LatencyOptions(Question, frozen=True):
     batch_size: Tokens = 1
     no_cache: bool = False
     head: str = "last"
-    prefix_len: int = 0
-    max_num_batched_tokens: int = 0
+    prefix_len: OptionalTokens = 0
+    max_num_batched_tokens: OptionalTokens = 0
     draft: str = ""
-    num_speculative_tokens: Annotated[int, tokens_or_none] = 0
+    num_speculative_tokens: OptionalTokens = 0
     acceptance_rate: float | None = None
     cpu_offload_gb: float = 0.0
     price_per_hour: float = 0.0
@@ -154,7 +154,7 @@ class Workload(Question, frozen=True):
     requests: str = ""
     rate: float = math.inf
     burstiness: float = 1.0
-    max_concurrency: Annotated[int, tokens_or_none] = 0
+    max_concurrency: OptionalTokens = 0
     num_prompts: int = 0
     input_len: Annotated[str, _as_typed] = "lognormal:1155,4142"
     output_len: Annotated[str, _as_typed] = "lognormal:211,601"
@@ -228,7 +228,7 @@ class ServerSettings(Question, frozen=True):
     """
 
     max_num_seqs: int | None = None
-    max_num_batched_tokens: int = 0
+    max_num_batched_tokens: OptionalTokens = 0
     max_model_len: Tokens = 0
     block_size: int = 0
     gpu_memory_utilization: Annotated[float, memory_share] = 0.0
