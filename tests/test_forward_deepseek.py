@@ -7,7 +7,8 @@ import pytest
 from conftest import unfused
 from specs import sparse, stack
 
-from kvcalc import Batch, Cost, Operator, Precision, Sequences, UserError, forward, load_model, total
+from kvcalc import Batch, Cost, Operator, Precision, Sequences, UserError, forward, load_gpu, load_model, total
+from kvcalc.gpu.gpu import roofline
 from kvcalc.layers.attention import Latent, SharedCompressed
 
 D, H, RQ, R, DN, DR, DV, V = 7168, 128, 1536, 512, 128, 64, 128, 129_280
@@ -231,6 +232,8 @@ def test_dsa_prefill_caps_each_query_at_top_k() -> None:
     found = operators(Batch.prefill(4096), "dense", name="deepseek-v3.2", form="absorbed")
     assert found["attention"].cost.flops == 2 * (2048 * 2049 // 2 + 2048 * 2048) * H * (576 + 512)
     assert found["indexer"].cost.flops == 2 * (4096 * 4097 // 2) * 64 * 128
+    (index,) = roofline([found["indexer"]], load_gpu("h200"))  # in fp8 over a cache in bf16, 1,979 TFLOP/s
+    assert index.seconds == pytest.approx(3 * 4096 * 4097 * 64 * 128 / 1979e12)
     assert found["attention"].cost.cache_read_bytes == 4096 * 1152  # together they may want every latent
 
 

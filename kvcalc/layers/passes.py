@@ -225,11 +225,14 @@ class Pass:
         return Operator(name, self.kind, self.count, kind, cost, **fields)
 
     def indexer(
-        self, entries: Iterable[CacheEntry], pairs: Num, heads: int, width: int, top: int
+        self, entries: Sequence[CacheEntry], pairs: Num, heads: int, width: int, top: int
     ) -> list[Operator]:
         """Return the two operators of a sparse-attention indexer: scoring and top-k selection.
 
-        The projections of index queries and index keys are separate operators.
+        The projections of index queries and index keys are separate operators. Over latents, the
+        scores are products in fp8 for every format of the cache, as in DeepSeek's own code
+        (DeepSeek-V3.2-Exp, inference/model.py, fp8_index), vLLM and SGLang (DeepGEMM,
+        fp8_mqa_logits).
 
         Args:
             entries: All cache entries of the layer. The operators read only the index keys.
@@ -244,7 +247,8 @@ class Pass:
             vector_flops=3 * pairs * heads,  # ReLU, weight, sum
             activation_bytes=(self.tokens * heads * width + pairs) * self.element,
         )
-        dtype = self.formats.attention_dtype(rows)
+        has_latents = any(entry.role == "latent" for entry in entries)
+        dtype = "fp8" if has_latents else self.formats.attention_dtype(rows)
         return [
             self.operator("indexer", "attention", cost, dtype=dtype, role=Role.CORE),
             self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs, role=Role.CORE),

@@ -6,6 +6,7 @@ GEMMs, attention, experts and all-reduces have fitted kernel models. Other opera
 
 - Elementwise operators move their bytes at the usual rate of streaming kernels. Their launches are
   in the engine's overhead, or other kernels include them.
+- An indexer of sparse attention takes at least its FLOPs at `INDEXER_SHARE` of the bf16 peak.
 - Recurrences, all-to-alls and experts that span nodes take their datasheet bound and one launch.
 - A collective between nodes takes the kernel model's time within a node, then the bound of the
   bytes between nodes.
@@ -37,6 +38,9 @@ from kvcalc.timing.kernel_times import KernelTimer, cache_kind, computes_as_meas
 # NCCL, src/graph/tuning.cc, hwLat of the network under the tree with the low-latency protocol
 # (github.com/NVIDIA/nccl, read 2026-11-22).
 MESSAGE_US = 5.0
+# Share of the bf16 peak that index scores of long prompts reach. DeepGEMM's fp8 kernels were
+# measured at up to 0.93 on Hopper and 0.9 on Blackwell (AIConfigurator, commit 095f58a51c4c).
+INDEXER_SHARE = 0.8
 
 
 def latency_us(operator: Operator) -> float:
@@ -101,28 +105,26 @@ def operator_seconds(
     timer = KernelTimer(figures_of(gpu), calibration, gpu.link_domain)
     times = []
     for operator in operators:
+        cost = operator.cost
         kernel = timer.time(operator)
-        bound_s = cost_bound(operator.cost, operator.dtype, gpu).seconds
+        bound_s = cost_bound(cost, operator.dtype, gpu).seconds
         message_us = latency_us(operator)
         entry, basis = None, SCALED
         us = bound_s * 1e6 + LAUNCH_US + message_us
         if operator.kind == "vector":
-            us = operator.cost.bytes / (STREAMING_SHARE * timer.parameters.memory)
+            us = cost.bytes / (STREAMING_SHARE * timer.parameters.memory)
+        elif operator.name == "indexer" and operator.dtype == "fp8":
+            us = maximum(us, cost.flops / (INDEXER_SHARE * timer.parameters.bf16))
         if kernel and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)
         elif kernel and message_us and gpu.inter_domain_rate:
-            us = (
-                kernel.us
-                + message_us
-                + operator.cost.inter_node_bytes / gpu.inter_domain_rate * 1e6
-            )
+            us = kernel.us + message_us + cost.inter_node_bytes / gpu.inter_domain_rate * 1e6
         elif kernel:
             is_measured = kernel.is_measured and computes_as_measured(operator, calibration)
             us = kernel.us
             entry = kernel.entry
             basis = CALIBRATED if is_measured else SCALED
         seconds = maximum(us * operator.count / 1e6, bound_s * operator.count)
-        cost = operator.cost
         work = cost.flops + cost.vector_flops + cost.bytes + cost.network_bytes
         if not isinstance(work, int | float):  # points without work, as MLA in the other form
             seconds = seconds * (work > 0)

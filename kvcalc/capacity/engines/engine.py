@@ -273,7 +273,8 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
 
     They pack fp8 latents in rows of 656 bytes, the cache dtype "fp8_ds_mla". Another cache dtype,
     or a model without such latents, leaves the precision unchanged. The second value is a tuple of
-    remarks for the user: one if the precision changes, otherwise none.
+    remarks for the user: none without such latents, otherwise one on the packed rows or on the
+    index keys, which are in fp8 for every cache dtype.
 
     Args:
         engine: Name of the engine in the remark.
@@ -283,10 +284,10 @@ def packed_latents(engine: str, model: Model, precision: Precision) -> Precision
     dtype = precision.kv_cache_dtype
     if dtype == "auto" and canonical(precision.dtype) == "auto":
         dtype = canonical(model.kv_cache_dtype or "")
-    if dtype != "fp8" or not any(
-        e.role == "latent" and e.max_rows_per_query for e in model.entries
-    ):
+    if not any(e.role == "latent" and e.max_rows_per_query for e in model.entries):
         return precision, ()
+    if dtype != "fp8":
+        return precision, (f"{engine} stores the index keys of sparse attention in fp8",)
     remark = f"{engine} stores fp8 latents of sparse attention as packed rows (fp8_ds_mla)"
     return replace(precision, kv_cache_dtype="fp8_ds_mla"), (remark,)
 

@@ -30,6 +30,7 @@ from kvcalc.report.text.tables import (
     seconds,
     variant_name,
 )
+from kvcalc.storage.formats import cache_layout
 from kvcalc.units import format_bytes, format_count, shown_in
 
 if TYPE_CHECKING:
@@ -72,16 +73,29 @@ def size_table(
         if reach := reach_line(model):
             details.append(f"{name}: {reach}")
     details.append(f"{UNITS[shown_in()]}; `--explain` shows the formulas")
-    formats = {"dtype": "weights in {}", "kv_cache_dtype": "KV cache in {}"}
-    storage = ", ".join([*shared_words(records, formats), f"blocks of {block_size} tokens"])
     equal = _equal_weights(records, models) if has_weights else ""
     return Table(
         records,
         SIZE_COLUMNS,
         _size_sentence(records),
-        footnotes(f"{storage[0].upper()}{storage[1:]}.", equal),
+        footnotes(_storage(records, models, block_size), equal),
         details=[*dict.fromkeys(details)],
     )
+
+
+def _storage(
+    records: Sequence[SizeRecord], models: Mapping[str, Model], block_size: int
+) -> str:
+    """Return a footnote on the formats of weights and cache, blocks, and engines' index keys."""
+    formats = {"dtype": "weights in {}", "kv_cache_dtype": "KV cache in {}"}
+    storage = ", ".join([*shared_words(records, formats), f"blocks of {block_size} tokens"])
+    differs = any(
+        {"latent", "index_key"} <= models[r["model"]].roles
+        and cache_layout(r["kv_cache_dtype"])["index_key"].name != "fp8_block128"
+        for r in records
+    )
+    engines = " vLLM and SGLang store index keys in fp8." * differs
+    return f"{storage[0].upper()}{storage[1:]}.{engines}"
 
 
 def _size_sentence(records: Sequence[SizeRecord]) -> str:
