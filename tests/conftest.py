@@ -58,8 +58,7 @@ Run = Callable[..., Result]
 
 
 def unfused(operators: Iterable[Operator]) -> list[Operator]:
-    """Return the operators of a pass with the experts' parts as separate operators. The total cost does not
-    change."""
+    """Return the operators of a pass with the experts' parts as separate operators. The total cost does not change."""
     found = []
     for operator in operators:
         if operator.kind != "experts":

@@ -29,8 +29,7 @@ def typed(value: Any) -> bytes:
 
 
 def header(metadata: dict[str, Any], tensors: Tensors, version: int = 3) -> bytes:
-    """Return a header: magic, version and counts, each entry, and each tensor with its dimensions, type and a
-    dummy offset."""
+    """Return a header: magic, version and counts, each entry, and each tensor with its dimensions, type and a dummy offset."""
     parts = [b"GGUF", struct.pack("<IQQ", version, len(tensors), len(metadata))]
     parts += [text(key) + typed(value) for key, value in metadata.items()]
     for name, (shape, kind) in tensors.items():
@@ -44,8 +43,7 @@ def write(path: Path, metadata: dict[str, Any], tensors: Tensors, version: int =
 
 
 def llama(layers: int = 3, **more: Any) -> dict[str, Any]:
-    """Return the metadata of a Llama of width 256 with 4 query heads and 2 KV heads of 64, an FFN of 512, and a
-    few tokens."""
+    """Return the metadata of a Llama of width 256 with 4 query heads and 2 KV heads of 64, an FFN of 512, and a few tokens."""
     return {
         "general.architecture": "llama", "general.file_type": 15, "llama.block_count": layers, "llama.context_length": 4096,
         "llama.embedding_length": 256, "llama.feed_forward_length": 512, "llama.attention.head_count": 4,
@@ -55,8 +53,7 @@ def llama(layers: int = 3, **more: Any) -> dict[str, Any]:
 
 
 def llama_tensors(layers: int = 3, down: int = Q4_K, kind: int = Q4_K) -> Tensors:
-    """Return the tensors of `llama`: matrices in `kind`, the FFN's down of layer 0 in `down`, the head in Q6_K,
-    norms in F32."""
+    """Return the tensors of `llama`: matrices in `kind`, the FFN's down of layer 0 in `down`, the head in Q6_K, norms in F32."""
     found: Tensors = {
         "token_embd.weight": ((256, 1000), kind), "output.weight": ((256, 1000), Q6_K), "output_norm.weight": ((256,), F32),
         "rope_freqs.weight": ((32,), F32),

@@ -250,8 +250,7 @@ def failed_tests(output: str) -> list[str]:
 
 @cache
 def select_tests(patterns: str, copy: Path, timeout: float) -> tuple[str, ...]:
-    """Return pytest arguments: the files that match the patterns, and options that leave out tests that fail
-    without a mutant."""
+    """Return pytest arguments: the files that match the patterns, and options that leave out tests that fail without a mutant."""
     found = [p for pattern in patterns.split() for p in sorted((ROOT / "tests").glob(pattern))]
     files = list(dict.fromkeys(p.relative_to(ROOT).as_posix() for p in found))
     outcome, output = run(copy, files, 10 * timeout)

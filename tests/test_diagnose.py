@@ -158,8 +158,7 @@ def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed
 
 
 def test_pools_and_states_of_sglang_are_one_cache(diagnosed: Any) -> None:
-    """Tokens are counted in the pool without windows. 26.63 GiB of keys, 26.63 of values, 0.25 of convolutions, 1.5 of
-    scans."""
+    """Tokens are counted in the pool without windows. 26.63 GiB of keys, 26.63 of values, 0.25 of convolutions, 1.5 of scans."""
     assert diagnosed(logs.SGLANG_WINDOWS)[-1]["tokens"] == 1_700_000
     states = "Mamba Cache is allocated. max_mamba_cache_size: 64, conv_state size: 0.25GB, ssm_state size: 1.50GB\n"
     assert gib(diagnosed(logs.SGLANG.replace("KV Cache", f"{states}KV Cache")), "cache") == pytest.approx(55.01, abs=1e-6)

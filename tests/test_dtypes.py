@@ -108,8 +108,7 @@ def test_every_cache_dtype_sizes_latent_attention() -> None:
 
 @pytest.mark.parametrize("name", KEYS_AND_VALUES_ONLY)
 def test_turboquant_stores_keys_and_values_apart(name: str) -> None:
-    """2 KV heads of 128 in 3 layers, 10 tokens: 8, 4 or 3 bits, an fp16 norm per key, an fp16 scale and zero point per
-    value."""
+    """2 KV heads of 128 in 3 layers, 10 tokens: 8, 4 or 3 bits, an fp16 norm per key, an fp16 scale and zero point per value."""
     rows = {"k8v4": 128 + 68, "4bit_nc": 66 + 68, "k3v4_nc": 50 + 68, "3bit_nc": 50 + 52}
     size = cache_size(stack(grouped(width=128), layers=3), 10, precision=Precision(kv_cache_dtype=name))
     assert size.stored == 3 * 10 * 2 * rows[name.removeprefix("turboquant_")]

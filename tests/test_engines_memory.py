@@ -49,8 +49,7 @@ def test_pieces_of_content() -> None:
 
 
 def test_waste_where_the_longest_does_not_fit() -> None:
-    """A pool of 100 tokens: pieces of 60 and 100 can be tried, pieces of 101 cannot. Pages and slots are counted in any
-    case."""
+    """A pool of 100 tokens: pieces of 60 and 100 can be tried, pieces of 101 cannot. Pages and slots are counted in any case."""
     model = one_kind(grouped(), layers=1)
     answer = fitted(model, "none", kv_cache_memory_bytes=100 * 128, max_model_len=200)
     fits, over = fit_record(answer, [60, 100]), fit_record(answer, [60, 101])

@@ -103,9 +103,7 @@ def test_states_alone_under_sglang() -> None:
     assert (plan.slots(1900), plan.concurrency(1900, 50), plan.tokens(1900, 50)) == (0, 8, 400)
     assert (plan.max_sequences(1900, 50), plan.max_length(1900, 8), plan.max_length(1900, 9)) == (8, None, 0)
     assert plan.request_bytes(1900, 50) == 1900 // 8  # not a part for each token, because there are no token slots
-    assert plan.breakpoints() == [
-        {"from_tokens": 0, "fixed_bytes": 100, "bytes_per_token": 0, "block_tokens": 1, "cause": ""},
-    ]
+    assert plan.breakpoints() == [{"from_tokens": 0, "fixed_bytes": 100, "bytes_per_token": 0, "block_tokens": 1, "cause": ""}]
 
 
 def test_defaults_of_sglang_at_their_boundary() -> None:

@@ -28,8 +28,7 @@ def asked(version: str, gpu: str = "gh200", tokens: int = 16_384, tp: int = 2, m
 
 
 @pytest.mark.parametrize(
-    ("version", "unit", "passes"),
-    [("0.24", 1_002_240, 1), ("0.25.1", 1_002_240, 1), ("0.26", 1_002_240, 2)],
+    ("version", "unit", "passes"), [("0.24", 1_002_240, 1), ("0.25.1", 1_002_240, 1), ("0.26", 1_002_240, 2)]
 )
 def test_blocks_by_version(version: str, unit: int, passes: int) -> None:
     """Windows reserve for every pass in flight from 0.26 on."""

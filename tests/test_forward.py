@@ -213,8 +213,7 @@ def test_attention_that_sees_what_comes_after() -> None:
 
 
 def test_compressed_attention_reads_a_window_and_top_of_the_blocks() -> None:
-    """V4-Flash's CSA at 8192 tokens: 128 rows of the window and 512 of 2048 entries, rows of 512, and 2048 index keys of
-    128."""
+    """V4-Flash's CSA at 8192 tokens: 128 rows of the window and 512 of 2048 entries, rows of 512, and 2048 index keys of 128."""
     found = named(stack(csa(), hidden_size=4096), Batch.decode(8192))
     assert found["attention"].cost.flops == 4 * (128 + 512) * 64 * 512
     assert found["attention"].cost.cache_read_bytes == (128 + 512) * 512 * E

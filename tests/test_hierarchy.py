@@ -188,8 +188,7 @@ def test_a_draft_stays_on_the_gpu() -> None:
 
 
 def test_kv_heads_fewer_than_gpus_are_held_twice() -> None:
-    """Llama-3.1-70B on 16 GPUs: each KV head is on two GPUs, with its projections [8192, 128] in 80 layers. Norms are on
-    all."""
+    """Llama-3.1-70B on 16 GPUs: each KV head is on two GPUs, with its projections [8192, 128] in 80 layers. Norms are on all."""
     model = load_model("llama-3.1-70b")
     formats, projection = formats_of(model, Precision()), 80 * 8192 * 128 * 2
     norms = {"norms": 80 * 2 * 8192 * 2, "final_norm": 8192 * 2}

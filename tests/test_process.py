@@ -17,8 +17,7 @@ BATCHES = ",".join(map(str, range(1, 600)))  # more than a buffer holds
 
 
 def run(*words: str, shell: str = "", cwd: Path | None = None, **environment: str | None) -> "subprocess.CompletedProcess[str]":
-    """Run `kvcalc` with these words. `shell` is the text after them in a shell, and an environment variable of None is
-    unset."""
+    """Run `kvcalc` with these words. `shell` is the text after them in a shell, and an environment variable of None is unset."""
     for_child: dict[str, str] = os.environ | {k: v for k, v in environment.items() if v is not None}
     for name in (k for k, v in environment.items() if v is None):
         for_child.pop(name, None)

@@ -128,8 +128,7 @@ def test_dtype_overrides_what_was_published() -> None:
 
 
 def test_the_published_format_asked_for_is_the_model_as_published() -> None:
-    """This holds for all its names. Another format stores every matrix. gpt-oss has experts in mxfp4, Kimi-K2.5 in int4 by
-    32."""
+    """This holds for all its names. Another format stores every matrix. gpt-oss has experts in mxfp4, Kimi-K2.5 in int4 by 32."""
     for name, own, other in (("gpt-oss-20b", "mxfp4", "nvfp4"), ("kimi-k2.5", "int4_group32", "int4")):
         model = load_model(name)
         assert weight_bytes(model, Precision(quantization=own)) == weight_bytes(model, Precision())

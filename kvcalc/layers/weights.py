@@ -123,8 +123,7 @@ def matrix(
             divided.
         fields: Further fields of `Weight`, such as `copies`.
     """
-    bias_elements = outputs if bias else 0
-    return Weight(name, inputs, outputs, bias=bias_elements, shards=shards, **fields)
+    return Weight(name, inputs, outputs, bias=outputs * bias, shards=shards, **fields)
 
 
 def vector(name: str, elements: int, shards: int = 1) -> Weight:

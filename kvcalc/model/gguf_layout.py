@@ -140,8 +140,7 @@ def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[Tensor]:
         name = "attn_gate"
     elif w.name in _LATENT_NAMES:
         name = _LATENT_NAMES[w.name]
-    is_stacked = w.copies > 1
-    yield Tensor(use, w.inputs, layer, is_stacked, w.outputs * w.copies, name, (w.name,))
+    yield Tensor(use, w.inputs, layer, w.copies > 1, w.outputs * w.copies, name, (w.name,))
 
 
 def _outer(model: Model) -> list[Tensor]:
@@ -199,8 +198,7 @@ def _problem(model: Model) -> str:
                 return f"{part.label or part.__struct_config__.tag} (layers {name})"
         if layer.shared:
             return f"weights shared between layers (layers {name})"
-    parts = model.parts
-    if model.mtp and not all(isinstance(part, Latent | Dense | Moe) for part in parts):
+    if model.mtp and not all(isinstance(part, Latent | Dense | Moe) for part in model.parts):
         return "its multi-token-prediction layers"
     return ""
 

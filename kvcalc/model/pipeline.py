@@ -85,8 +85,7 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
 def _check_shared_rows(model: Model, pp: int) -> None:
     """Raise UserError if layers on different stages share rows, because the cost of a copy is
     unknown."""
-    entries = model.entries
-    if pp == 1 or not any(entry.is_stored_by_other_layer for entry in entries):
+    if pp == 1 or not any(entry.is_stored_by_other_layer for entry in model.entries):
         return
     for stage in stages(model, pp):
         stored_rows: set[tuple[str, int, int, int]] = set()

@@ -26,8 +26,7 @@ def _model(name: str) -> bytes:
 
 
 def _gguf(layers: int) -> bytes:
-    """Return the header of a complete model: metadata of texts, lists, u32 and f32, and the tensors of each
-    block."""
+    """Return the header of a complete model: metadata of texts, lists, u32 and f32, and the tensors of each block."""
     return header(llama(layers, **{"tokenizer.ggml.token_type": [1, 1, 3]}), llama_tensors(layers))
 
 

@@ -86,8 +86,7 @@ def test_a_prediction_of_fused_attention() -> None:
 
 
 def test_the_predicted_saving_grows_with_length() -> None:
-    """GPT-2 with invented rates: the prompt takes equal time in both modes, and a cache saves more if the answer
-    is longer."""
+    """GPT-2 with invented rates: the prompt takes equal time in both modes, and a cache saves more if the answer is longer."""
     request = GenerationRequest(load_model("gpt2"), 64, 300, 1, "fp32")
     assert request.rows == {1, 8, 32, 64, 363}  # three fixed numbers, the prompt, and all tokens before the last
 

@@ -98,8 +98,7 @@ def test_index_scores_weigh_each_head_after_its_relu() -> None:
 @settings(max_examples=60)
 @given(grouped_specs(), pieces)
 def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -> None:
-    """The reference has no ring and no cache: it computes every score, a mask written with loops, and the
-    softmax."""
+    """The reference has no ring and no cache: it computes every score, a mask written with loops, and the softmax."""
     assume(spec.sliding_window)
     layer: Any = twin(spec)
     tokens = sum(sizes)
@@ -197,8 +196,7 @@ def test_bf16_stays_near_float64(spec: Sublayer, sizes: list[int]) -> None:
 
 
 def recalls(layer: Any, x: Any) -> Any:
-    """Return which tokens [B, n] recall at least 1 % of their value’s length in every head. The norm divides by
-    this length."""
+    """Return which tokens [B, n] recall at least 1 % of their value’s length in every head. The norm divides by this length."""
     prepared = layer.prepare(x, 0)
     length = [part.norm(dim=-1) for part in (layer.core(prepared, None, 0), layer.convolved("conv_v", prepared[1], None))]
     return (length[0] > 0.01 * length[1]).all(1)
@@ -275,8 +273,7 @@ def test_what_shares_a_cache_must_be_able_to() -> None:
 
 
 def test_decays_are_those_that_models_start_from() -> None:
-    """A is from 1 to 16, and the softplus of steps is from 0.001 to 0.1. In no chunk does the mean head decay to
-    nothing."""
+    """A is from 1 to 16, and the softplus of steps is from 0.001 to 0.1. In no chunk does the mean head decay to nothing."""
     a_log, bias = build_mixer(delta_net(linear_num_key_heads=64, linear_num_value_heads=64), 48).weights["a_dt"].chunk(2)
     assert A_RANGE[0] <= a_log.exp().min() < 3 and 12 < a_log.exp().max() <= A_RANGE[1] * (1 + 1e-6)
     step = torch.nn.functional.softplus(bias)

@@ -165,8 +165,7 @@ def test_devices_that_are_not_there() -> None:
 def test_threads_are_chosen_once_and_its_own_work_is_nobody_else_s(
     monkeypatch: pytest.MonkeyPatch, worked: float, share: float, threads: int, note: str
 ) -> None:
-    """Products run for 0.3 s on two cores. The CPU time that this process did not get belongs to other
-    processes."""
+    """Products run for 0.3 s on two cores. The CPU time that this process did not get belongs to other processes."""
     wall, own, before = iter([0.0, 0.1, 0.3, 0.3]), iter([1.0, 1.0 + worked]), torch.get_num_threads()
     ceilings.core_share.cache_clear()
     with monkeypatch.context() as patch:

@@ -33,8 +33,7 @@ def given(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def keys_of(model_type: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the smallest set of keys from which kvcalc reads the model: width and depth, or all numbers, lists
-    and parts."""
+    """Return the smallest set of keys from which kvcalc reads the model: width and depth, or all numbers, lists and parts."""
     whole = model_from(config, "config.json", model_type)
     few = given(config) | MISSING.get(model_type, {})
     try:

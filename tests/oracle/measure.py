@@ -45,8 +45,7 @@ class Layer(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Parameters, tensors of the cache by prompt length, and in `kernels` the columns of the model's
-    convolutions."""
+    """Parameters, tensors of the cache by prompt length, and in `kernels` the columns of the model's convolutions."""
 
     parameters: int
     caches: dict[int, list[Layer]]
@@ -55,8 +54,7 @@ class Measured(NamedTuple):
 
 
 def measure(config: dict[str, Any], lengths: tuple[int, ...]) -> Measured:
-    """Return the parameters of the language model in a config.json, and its cache after prompts of these
-    lengths."""
+    """Return the parameters of the language model in a config.json, and its cache after prompts of these lengths."""
     text, whole = load(config)
     model, parts = build(text, whole)
     found = {id(p): p for part in parts for name, p in part.named_parameters() if not OTHER.search(name)}

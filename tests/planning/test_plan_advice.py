@@ -84,8 +84,7 @@ def test_a_command_line_is_read_as_the_deployment_that_it_starts(kvcalc: Run, se
 
 
 def test_replicas_for_prompts_have_roles_and_a_proxy(kvcalc: Run) -> None:
-    """One replica on GPUs 0 to 3 processes prompts, one on GPUs 4 to 7 decodes. vLLM's documentation has such
-    lines."""
+    """One replica on GPUs 0 to 3 processes prompts, one on GPUs 4 to 7 decodes. vLLM's documentation has such lines."""
     words = "plan llama-3.1-8b --rate 10 --isl 8k --osl 500 --max-tpot 12ms --gpu h100 --tp 4 --pp 1 --disaggregate"
     found = next(r for r in kvcalc(f"{words} --format json").records if r["prefill_replicas"])
     assert (found["prefill_replicas"], found["replicas"]) == (1, 1)

@@ -66,8 +66,7 @@ def test_the_closest_smaller_deployment_lacks_memory_by_fit(kvcalc: Run) -> None
 
 
 def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
-    """One sequence reads 16.06 GB of weights minus 1.05 GB of the token table, and 0.14 GB of cache, at 3.35
-    TB/s: 4.52 ms."""
+    """One sequence reads 16.06 GB of weights minus 1.05 GB of the token table, and 0.14 GB of cache, at 3.35 TB/s: 4.52 ms."""
     words = "plan llama-3.1-8b --rate 1 --input-len 1000 --output-len 100 --gpu h100 --max-gpus 1 --stack datasheet"
     shown = kvcalc(f"{words} --max-tpot 1ms")
     assert "the closest is 1× h100-sxm: TPOT at least 4.52 ms, target 1 ms." in shown.joined
@@ -75,8 +74,7 @@ def test_a_rate_that_no_time_meets_has_a_nearest_too(kvcalc: Run) -> None:
 
 
 def test_what_was_timed_comes_nearer_than_what_was_not(kvcalc: Run) -> None:
-    """No H100 reads 70 billion weights in 1 ms. The closest miss has the most GPUs, not the best use of the
-    memory."""
+    """No H100 reads 70 billion weights in 1 ms. The closest miss has the most GPUs, not the best use of the memory."""
     words = "plan llama-3.1-70b --gpu h100 --max-gpus 16 --users 64 --context 16k --max-tpot 1ms"
     assert "with `--max-tpot " in kvcalc(words).out
     (record,) = kvcalc(f"{words} --format json").records

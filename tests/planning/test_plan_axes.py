@@ -22,8 +22,7 @@ def candidates(need: Requirement, model: str, gpu: str, **axes: object) -> list[
 
 @pytest.mark.parametrize(("gpu", "most"), [("l40s", 8), ("h100-pcie", 8), ("a100-80gb", 8), ("gb200", 64)])
 def test_matrices_are_cut_over_one_server(gpu: str, most: int) -> None:
-    """Up to 8 GPUs if the preset names no link or a link of two. In a rack of 72, the sizes that divide 64
-    heads."""
+    """Up to 8 GPUs if the preset names no link or a link of two. In a rack of 72, the sizes that divide 64 heads."""
     space = SearchSpace(models=(load_model("llama-3.1-70b"),), gpus=(load_gpu(gpu),), max_gpus=128, pp=(1,))
     splits = [r.tp for r in space.splits(space.models[0]) if space.includes(space.gpus[0], r)]
     assert max(splits) == most

@@ -75,8 +75,7 @@ def test_random_candidates_are_what_fit_latency_and_roofline_say(model: str) -> 
 
 @pytest.mark.parametrize("also", [{}, {"kv_unified": True}])
 def test_every_need_has_the_terms_of_its_own_context(also: dict[str, Any]) -> None:
-    """llama.cpp's buffer grows with the context. With other requirements in the same plan, memory still equals
-    `fit`."""
+    """llama.cpp's buffer grows with the context. With other requirements in the same plan, memory still equals `fit`."""
     needs = [Requirement(users=4, context=context) for context in (16, 30_000, 200_000)]
     options = FitOptions(engine="llama.cpp", **also)
     every = candidates(needs, "deepseek-v2-lite", "a100-80gb", tp=(1,), pp=(1, 2), dp=(1,), max_gpus=2, options=options)

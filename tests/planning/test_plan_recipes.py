@@ -46,8 +46,7 @@ H100_8, H100_16, H200_8, H200_16 = ("h100", 8), ("h100", 16), ("h200", 8), ("h20
     ],
 )
 def test_recipes(model: str, where: tuple[str, int], quantization: str, options: FitOptions, feasible: bool) -> None:
-    """The plan covers every number of GPUs up to the number in the recipe, in servers of eight if the recipe
-    uses more."""
+    """The plan covers every number of GPUs up to the number in the recipe, in servers of eight if the recipe uses more."""
     gpu, gpus = where
     known = load_model(model)
     assert known.max_context

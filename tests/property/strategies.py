@@ -100,8 +100,7 @@ def _built(draw: st.DrawFn, part: type[Any], given: dict[str, st.SearchStrategy[
 
 
 def of(part: type[Any], **given: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Draw parts of one class without a problem: with none, a few or all optional fields changed, and some
-    fields given."""
+    """Draw parts of one class without a problem: with none, a few or all optional fields changed, and some fields given."""
     return _built(part, given)
 
 

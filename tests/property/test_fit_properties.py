@@ -44,8 +44,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def blocks(model: Model, length: int, in_flight: int) -> tuple[int, int]:
-    """Return the bytes of a block and the blocks of one sequence for a model of two kinds, directly from vLLM's
-    rules."""
+    """Return the bytes of a block and the blocks of one sequence for a model of two kinds, directly from vLLM's rules."""
     counts, near = model.counts, model.kinds["near"].parts[0]
     assert isinstance(near, Grouped)
     few, many = sorted(counts.values())
@@ -146,8 +145,7 @@ def assert_holds_its_content(
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool) -> None:
-    """transfer_bytes, offload_step_bytes and the sums of --explain never exceed the stored bytes, and most
-    presets have rules."""
+    """transfer_bytes, offload_step_bytes and the sums of --explain never exceed the stored bytes, and most presets have rules."""
     answered = [
         assert_holds_its_content(name, engine, cache_dtype, Parallelism(), [1, 5000, 163_840] if every else [5000])
         for number, name in enumerate(PRESETS if every else PRESETS[::5])

@@ -60,8 +60,7 @@ def cost_of(part: Sublayer, batch: Batch, tp: int = 1, form: str = "auto") -> Co
 
 @given(mixers | feed_forward, groups)
 def test_matrices_of_one_name_are_one_matrix(part: Sublayer, group: Sequences) -> None:
-    """Parts find weights by name. Two weights with one name would be counted as parameters but multiplied as
-    one."""
+    """Parts find weights by name. Two weights with one name would be counted as parameters but multiplied as one."""
     names = [w.name for w in part.weights(HIDDEN)]
     assert len(names) == len(set(names))
     assert all(w.elements > 0 for w in part.weights(HIDDEN) if w.kind is not WeightKind.VECTOR and w.inputs and w.outputs)
@@ -70,8 +69,7 @@ def test_matrices_of_one_name_are_one_matrix(part: Sublayer, group: Sequences) -
 
 @given(mixers | feed_forward, ranks)
 def test_shards_of_a_weight_add_up_to_the_whole(part: Sublayer, tp: int) -> None:
-    """This holds if the ranks divide the units. A weight with one unit is on every rank, and so is a
-    row-parallel bias."""
+    """This holds if the ranks divide the units. A weight with one unit is on every rank, and so is a row-parallel bias."""
     for weight in part.weights(HIDDEN):
         shard = weight.local(Parallelism(tp=tp))
         if weight.shards == 1 and not weight.expert:

@@ -41,8 +41,7 @@ def test_groups_add_up(model: Model, one: Batch, two: Batch) -> None:
 
 @given(models(), batches, batches)
 def test_weights_are_read_once_whatever_the_batch(model: Model, one: Batch, two: Batch) -> None:
-    """Exceptions are rows of tables, and experts: more tokens read more experts, but never more than both passes
-    together."""
+    """Exceptions are rows of tables, and experts: more tokens read more experts, but never more than both passes together."""
     together, plain = Batch(one.groups + two.groups), without_experts(model)
     first, second = (total(forward(plain, Batch.prefill(n))).weight_bytes for n in (1, 2))
     for batch in (one, two, together):
@@ -87,8 +86,7 @@ def test_chunked_prefill_is_prefill_in_flops_and_cache_writes_no_less(model: Mod
 
 @given(unlimited, st.integers(1, 20), st.integers(1, 3000))
 def test_decode_steps_add_up_to_triangular_sums(part: Grouped, layers: int, n: int) -> None:
-    """Steps 1 … n have n(n + 1)/2 pairs, the same number of row reads, n row writes, and n times every
-    projection."""
+    """Steps 1 … n have n(n + 1)/2 pairs, the same number of row reads, n row writes, and n times every projection."""
     ops = forward(stack(part, layers=layers), Batch.decode(np.arange(1, n + 1, dtype=float)))
     (attention,) = [o for o in ops if o.name == "attention"]
     heads, kv, key, value = part.num_attention_heads, part.num_key_value_heads, part.head_dim, part.value_width
@@ -183,8 +181,7 @@ def test_and_on_several_gpus_too(part: Sublayer, context: int, batch_size: int, 
 
 @given(models(), st.integers(1, 2000), st.integers(1, 20))
 def test_prefill_is_two_flops_for_each_active_matrix_element_and_token(model: Model, context: int, batch_size: int) -> None:
-    """Attention, indexers, scans and index keys of compressed rows are left out. The LM head counts for the last
-    positions."""
+    """Attention, indexers, scans and index keys of compressed rows are left out. The LM head counts for the last positions."""
     ops = forward(model, Batch.prefill(context, batch_size), mla_form="absorbed")
     products = sum(o.total.flops for o in ops if o.kind in ("gemm", "experts") and o.layer and o.name != "row_index_k")
     elements = sum(

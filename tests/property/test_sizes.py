@@ -72,8 +72,7 @@ def test_slope_is_what_one_more_token_adds(model: Model, context: int) -> None:
 
 @given(models(), st.integers(100_000, 200_000))
 def test_slope_is_the_average_over_whole_blocks(model: Model, context: int) -> None:
-    """A compressed row belongs to several tokens. The least common multiple of their numbers adds whole rows of
-    all entries."""
+    """A compressed row belongs to several tokens. The least common multiple of their numbers adds whole rows of all entries."""
     ratio = math.lcm(*(e.ratio for kind in model.order for e in model.kinds[kind].entries))
     before, after = (cache_size(model, (context // ratio + n) * ratio) for n in (0, 1))
     assert after.stored - before.stored == ratio * before.slope

@@ -41,8 +41,7 @@ def by_digits(text: str, units: dict[str, float], suffix: str = "") -> Cell:
 
 
 def read(text: str, kind: str) -> Cell:
-    """Return the value of a cell of a kind: whole, fixed, digits, percent, times, bytes, seconds, count, or
-    si:UNIT."""
+    """Return the value of a cell of a kind: whole, fixed, digits, percent, times, bytes, seconds, count, or si:UNIT."""
     name, _, unit = kind.partition(":")
     match name:
         case "whole":

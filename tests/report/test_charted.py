@@ -55,8 +55,7 @@ def test_operators_lie_at_their_intensity_and_rate_and_weigh_their_share() -> No
 
 
 def test_operators_that_lie_apart_are_points_of_their_own() -> None:
-    """V3 at batch 64: each expert has few tokens, dense products have all 64. Hollow points below show the
-    predictions."""
+    """V3 at batch 64: each expert has few tokens, dense products have all 64. Hollow points below show the predictions."""
     deployment = TimedDeployment(load_model("deepseek-v3"), load_gpu("h200"), parallelism=Parallelism(tp=8)).with_calibration(
         "sglang"
     )
@@ -184,8 +183,7 @@ def test_servers_that_take_one_load_are_bars_up_to_the_99th_percentile() -> None
 
 
 def test_occupancy_is_the_seats_and_the_share_of_memory_over_time() -> None:
-    """Two of four sequences run for two seconds, then one more. Blocks have 4 of 40 bytes, and stored tokens
-    grow."""
+    """Two of four sequences run for two seconds, then one more. Blocks have 4 of 40 bytes, and stored tokens grow."""
     pool = byte_pool(40, block=4)
     run = served(asked((0, 3, 2), (0, 3, 3)), pool=pool, deployment=HandClock(1.0), max_num_seqs=4)
     (log,) = run.logs

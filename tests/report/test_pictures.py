@@ -154,8 +154,7 @@ def shown(drawn: Any, axes: Any) -> list[Any]:
 
 
 def test_a_label_is_not_read_as_that_of_another_point() -> None:
-    """If points are close together, a label without a line is nearest to its own point, and no line crosses
-    another label."""
+    """If points are close together, a label without a line is nearest to its own point, and no line crosses another label."""
     places = {f"{n}-{LONG}": at for n, at in enumerate([(7.25, 256.0), (8.03, 256.0), (8.19, 288.0), (4.0, 288.0)])}
     named = Series("", *zip(*places.values(), strict=True), "points", labels=tuple(places))  # type: ignore[misc]
     drawn = figure([Chart("KV cache against parameters", "", Axis("x"), Axis("y"), (named,))], STYLES["light"])

@@ -52,8 +52,7 @@ MARKS = {"bound": ("≥ ", "≤ "), "scaled": ("~ ", "~ "), "calibrated": ("", "
 
 
 def check(shown: Table, records: list[dict[str, Any]], contract: Contract, needed: str = "") -> None:
-    """Check that every row is a record and every cell its number. All headings must be known, and required
-    headings present."""
+    """Check that every row is a record and every cell its number. All headings must be known, and required headings present."""
     assert len(shown.rows) == len(records)
     assert {*shown.headings} <= {*contract, "queue", "fits", "max context", "missing/GPU", "required users"}
     assert {*filter(None, needed.split(","))} <= {*shown.headings}
@@ -65,8 +64,7 @@ def check(shown: Table, records: list[dict[str, Any]], contract: Contract, neede
 
 
 def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
-    """Return a cell without its mark. Times and rates must have the mark of the record's basis, other cells must
-    have none."""
+    """Return a cell without its mark. Times and rates must have the mark of the record's basis, other cells must have none."""
     timed = key.endswith(("_s", "_j", "per_million_tokens")) and not key.endswith("_per_s") and key != "roofline_s"
     rests = (timed or heading in RATES) and record.get(key) is not None
     mark = MARKS[record["time_basis"]][heading in RATES] if rests else ""

@@ -109,8 +109,7 @@ def test_csv_holds_the_records_of_json(kvcalc: Run, line: str) -> None:
 
 
 def test_records_that_no_format_may_break() -> None:
-    """NaN and infinity, commas, quotes, bars and letters of any script, and a key that only the second record
-    has."""
+    """NaN and infinity, commas, quotes, bars and letters of any script, and a key that only the second record has."""
     records = [{"a": float("nan"), "b": 'x, "y" | z'}, {"a": 2**70, "b": "é", "c": [{"d": 1}]}]
     assert json.loads("".join(json_pieces(records))) == [{"a": None, "b": 'x, "y" | z'}, {"a": 2**70, "b": "é", "c": [{"d": 1}]}]
     assert list(csv.reader(io.StringIO(to_csv(records)))) == [

@@ -99,8 +99,7 @@ def test_an_interruption_within_a_run_keeps_the_requests_that_are_done(kvcalc: R
 
 
 def test_think_time_keeps_littles_law() -> None:
-    """C clients alternate between thinking and waiting: C = rate · (think time + time in the system), except at
-    start and end."""
+    """C clients alternate between thinking and waiting: C = rate · (think time + time in the system), except at start and end."""
     load = Workload(max_concurrency=6, think_time=2.0, num_prompts=600, input_len="100", output_len="20")
     record = serve(LLAMA, load, ServerSettings(max_num_seqs=8)).record
     assert record["requests_per_s"] * (2.0 + record["e2e_mean_s"]) == pytest.approx(6, rel=0.02)

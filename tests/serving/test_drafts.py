@@ -31,8 +31,7 @@ class Clock:
 
 
 def run(requests: Requests, acceptance: float, drafted: int = 3, pool: Any = None, dp: int = 1, **limits: Any) -> Served:
-    """Simulate a server whose verification takes 1 s and 0.5 s for the head, and whose draft tokens take 0.25 s
-    each."""
+    """Simulate a server whose verification takes 1 s and 0.5 s for the head, and whose draft tokens take 0.25 s each."""
     steps = speculative(Clock(1.0, 0.5, dp), Clock(0.25, dp=dp), drafted, acceptance)
     return simulate(requests, ServerSetup(pool or byte_pool(), steps, Limits(**limits)))
 
@@ -65,8 +64,7 @@ def test_a_pass_with_a_prompt_verifies_beside_it() -> None:
 
 @pytest.mark.parametrize(("acceptance", "drafted", "expected"), [(0.8, 4, 3.3616), (0.5, 1, 1.5), (0.3, 8, 1.42855)])
 def test_chance_yields_what_the_formula_says(acceptance: float, drafted: int, expected: float) -> None:
-    """The mean is (1 − a^(k+1))/(1 − a). A step gives 1 to k + 1 tokens, so its standard deviation is at most
-    k/2."""
+    """The mean is (1 − a^(k+1))/(1 − a). A step gives 1 to k + 1 tokens, so its standard deviation is at most k/2."""
     log = run(asked((0.0, 1, 20_001)), acceptance, drafted, byte_pool(most=30_000)).logs[0]
     assert log.yielded == 20_000
     assert log.yielded / log.verified == pytest.approx(expected, abs=4 * drafted / 2 / log.verified**0.5)

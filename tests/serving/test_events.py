@@ -87,8 +87,7 @@ def test_passes_in_a_row_are_as_single_passes(
 
 
 def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
-    """A pass has 8 tokens. Prompts of 5 take one pass each instead of chunks 5 + 3, 2 + 5. A prompt of 12 is in
-    chunks, alone."""
+    """A pass has 8 tokens. Prompts of 5 take one pass each instead of chunks 5 + 3, 2 + 5. A prompt of 12 is in chunks, alone."""
     rows = ((0.0, 5, 1), (0.0, 5, 1), (0.0, 12, 1))
     pieces, whole = served(Scheduling(), *rows, max_num_batched_tokens=8, max_num_seqs=4), served(
         Scheduling(whole_prompts=True), *rows, max_num_batched_tokens=8, max_num_seqs=4
@@ -98,8 +97,7 @@ def test_whole_prompts_wait_for_a_pass_that_has_room() -> None:
 
 
 def test_reserving_answers_never_preempts() -> None:
-    """The memory has 8 tokens, and two requests end at 6 each. The second waits for the first, and no cache is
-    dropped."""
+    """The memory has 8 tokens, and two requests end at 6 each. The second waits for the first, and no cache is dropped."""
     log = served(Scheduling(reserve=1.0), (0.0, 3, 4), (0.0, 3, 4), pool=byte_pool(8))
     assert log.preemptions == 0
     assert log.finished.tolist() == [4, 8]

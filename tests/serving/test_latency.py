@@ -65,8 +65,7 @@ def test_chunks_cover_the_prompt() -> None:
 
 
 def test_many_passes_are_summed_exactly_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each pass has about 10^13 FLOPs, all passes together more than 2^53. The attention of the j-th is linear in its
-    context."""
+    """Each pass has about 10^13 FLOPs, all passes together more than 2^53. The attention of the j-th is linear in its context."""
     timed = deployment("deepseek-v3")
     whole = request(timed, 100, 5000, 300)
     first, second = (timed.cost(Batch.decode(100 + j, 300)).flops for j in (1, 2))

@@ -28,8 +28,7 @@ def run(
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
-    """The mean wait is ρ·D/(2(1 − ρ)) (Pollaczek and Khinchine). The error of a run follows from the means of 20 parts of
-    it."""
+    """The mean wait is ρ·D/(2(1 − ρ)) (Pollaczek and Khinchine). The error of a run follows from the means of 20 parts of it."""
     requests = sample_workload(Workload(num_prompts=10_000, input_len="1", output_len="1", rate=load, seed=11))
     found = served(requests, policy, deployment=HandClock(1.0), max_num_seqs=1)
     waits = found.times.scheduled - found.times.arrived
@@ -87,8 +86,7 @@ def test_a_real_model_overrun() -> None:
 
 
 def test_memory_that_is_short_preempts_and_still_answers_everyone() -> None:
-    """The memory has 40 requests of 1200 tokens, and prompts have 200. Many requests are admitted and preempted as they
-    grow."""
+    """The memory has 40 requests of 1200 tokens, and prompts have 200. Many requests are admitted and preempted as they grow."""
     budget = 40 * 1200 * 131_072
     load = Workload(num_prompts=150, input_len="200", output_len="1000")
     record = run(load, kv_cache_memory_bytes=budget).record

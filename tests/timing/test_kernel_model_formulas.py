@@ -50,8 +50,7 @@ SMALLER = [(32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96)]  # of
 def plan(
     model: KernelModel, m: float, n: float, k: float, split: int, rate: float, operands: float, pro: float, stair: float
 ) -> float:
-    """Return the minimum time of tiles over `split` parts of k: waves of tiles, each limited by its products or its
-    operands."""
+    """Return the minimum time of tiles over `split` parts of k: waves of tiles, each limited by its products or its operands."""
     depth, found = max(k / split, 64), []
     for rows, columns in TILES + SMALLER * (not isinstance(model, QuantizedGemm)):
         tiles = ceil(m, rows) * ceil(n, columns) * split / M.sms

@@ -206,7 +206,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         values = self.value_width
         qkv = [w[n] for n in ("q", "k", "v") if n in w]
         result = [p.gemm("qkv", *qkv)] if qkv else []
-        result += [p.gemm("gate", w["gate"])] if "gate" in w else []
+        if "gate" in w:
+            result.append(p.gemm("gate", w["gate"]))
         rotated = (queries + p.heads(keys) * self.kv_projection) * self.head_dim * p.tokens
         if p.rotates or self.qk_norm:
             flops = ROPE_FLOPS * p.rotates + NORM_FLOPS * bool(self.qk_norm)
@@ -216,8 +217,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         result.append(p.attention(rows, self._visible, queries, self.head_dim, values))
         result += [p.eviction(e, self._visible, queries) for e in self.eviction_scores()]
         if "gate" in w:
-            gated = p.tokens * queries * values
-            result.append(p.gating(gated))
+            result.append(p.gating(p.tokens * queries * values))
         if "o" not in w:
             return result
         return [*result, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]

@@ -126,10 +126,9 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         latent = CacheEntry(
             "latent", 1, self.kv_lora_rank, limit=limit, max_rows_per_query=max_rows
         )
-        rope = CacheEntry(
-            "rope_key", 1, self.qk_rope_head_dim, limit=limit, max_rows_per_query=max_rows
-        )
-        return (latent, rope) if self.qk_rope_head_dim else (latent,)
+        if not self.qk_rope_head_dim:
+            return (latent,)
+        return latent, replace(latent, role="rope_key", width=self.qk_rope_head_dim)
 
     @property
     def window_tokens(self) -> int:
@@ -150,12 +149,10 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         w = self.local_weights(p)
         first = [w[n] for n in ("q_down", "q", "kv_down") if n in w]
         results = [p.gemm("qkv_down" if "q_down" in w else "qkv", *first)]
-        results += [p.gemm("q_up", w["q_up"])] if "q_up" in w else []
-        rope = (
-            (p.heads(self.num_attention_heads) + self.kv_projection)
-            * self.qk_rope_head_dim
-            * p.tokens
-        )
+        if "q_up" in w:
+            results.append(p.gemm("q_up", w["q_up"]))
+        heads = p.heads(self.num_attention_heads)
+        rope = (heads + self.kv_projection) * self.qk_rope_head_dim * p.tokens
         norms = ((self.q_lora_rank or 0) + self.kv_lora_rank * self.kv_projection) * p.tokens
         results.append(
             p.vector("rope", rope + norms, rope + norms, ROPE_FLOPS * rope + NORM_FLOPS * norms)
@@ -163,12 +160,13 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         results += self._extra(p, w)
         absorbed = p.select(lambda new, past: self._absorbs(p, new, past))
         expanded = p.select(lambda new, past: 1 - self._absorbs(p, new, past))
-        results += self._absorbed(absorbed, w["kv_up"]) if absorbed.groups else []
-        results += self._expanded(expanded, w, 1 - absorbed.present) if expanded.groups else []
+        if absorbed.groups:
+            results += self._absorbed(absorbed, w["kv_up"])
+        if expanded.groups:
+            results += self._expanded(expanded, w, 1 - absorbed.present)
         if "gate" in w:
-            gated = p.tokens * p.heads(self.num_attention_heads) * self.v_head_dim
             results.append(p.gemm("gate", w["gate"]))
-            results.append(p.gating(gated))
+            results.append(p.gating(p.tokens * heads * self.v_head_dim))
         return [*results, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
 
     def _visible(self, new: Num, past: Num) -> Num:

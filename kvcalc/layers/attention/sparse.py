@@ -209,15 +209,13 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
         index_topk_blocks · index_block_size tokens.
         """
         max_rows = self.index_topk_blocks * self.index_block_size
-        groups = self.num_key_value_heads
-        index = (
-            (CacheEntry("index_key", 1, self.index_head_dim),) if self.index_key_cached else ()
+        key = CacheEntry(
+            "k", self.num_key_value_heads, self.head_dim, max_rows_per_query=max_rows
         )
-        return (
-            CacheEntry("k", groups, self.head_dim, max_rows_per_query=max_rows),
-            CacheEntry("v", groups, self.value_width, max_rows_per_query=max_rows),
-            *index,
-        )
+        rows = key, replace(key, role="v", width=self.value_width)
+        if not self.index_key_cached:
+            return rows
+        return (*rows, CacheEntry("index_key", 1, self.index_head_dim))
 
     def storing(self, own: bool) -> "BlockSparse | None":
         """Return this attention for a layer with its own cache; None for one that reads another's.

@@ -556,18 +556,8 @@ def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
 
 
 TEXT_KEYS = (
-    "text_config",
-    "llm_config",
-    "language_config",
-    "thinker_config",
-    "language_model",
-    "decoder",
-    "llm_cfg",
-    "text_cfg",
-    "language_model_config",
-    "text_model_config",
-    "lm_config",
-    "llm",
+    "text_config llm_config language_config thinker_config language_model decoder llm_cfg "
+    "text_cfg language_model_config text_model_config lm_config llm"
 )
 MAX_DEPTH = 32
 
@@ -638,7 +628,9 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     key = "tie_word_embeddings"
     inner = data
     for _ in range(4):
-        part = next((inner[k] for k in TEXT_KEYS if isinstance(inner.get(k), dict)), None)
+        part = next(
+            (inner[k] for k in TEXT_KEYS.split() if isinstance(inner.get(k), dict)), None
+        )
         if part is None or "num_hidden_layers" in inner:
             return inner
         outer_type = inner.get("model_type")

@@ -31,13 +31,9 @@ _WEIGHTS = re.compile(
 # Keys that add weights although a word in their name usually means no sizes.
 _ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")
 # Standard keys. A known type that does not read one of them is made without it.
-_STANDARD = [
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-]
+_STANDARD = (
+    "num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size"
+)
 # Switches, and the keys that say nothing if the switch is off.
 _SWITCHES = {
     "use_sliding_window": "max_window_layers sliding_window sliding_window_pattern",
@@ -155,7 +151,7 @@ def _declared(resolved: ModelType) -> set[str]:
     table = facts().get(resolved.name, {})
     aliases = table.get("aliases", {})
     keys = (table.get("defaults", {}), aliases, aliases.values(), table.get("more", ()))
-    return set(_STANDARD).union(*keys)
+    return set(_STANDARD.split()).union(*keys)
 
 
 def _switched_off(c: Config) -> Iterator[str]:

@@ -46,14 +46,8 @@ _CACHES = {
 }
 _BYTE_PER_VALUE = ("int-quantized", "naive-quantized")  # packings of compressed-tensors
 _EXCLUDED_KEYS = (
-    "modules_to_not_convert",
-    "ignore",
-    "ignored_layers",
-    "exclude_modules",
-    "exclude",
-    "llm_int8_skip_modules",
-    "skip_modules",
-    "linear_weights_not_to_quantize",
+    "modules_to_not_convert ignore ignored_layers exclude_modules exclude "
+    "llm_int8_skip_modules skip_modules linear_weights_not_to_quantize"
 )
 MAX_MODULES = 1_000_000
 SECTIONS = ("quantization_config", "compression_config", "quantization")
@@ -313,7 +307,7 @@ class Storage:
             name = _by_method(q, method, self.family)
             self.formats = {name: ("*.experts.*" if method == "mxfp4" else "*",)}
             self._read_overrides(method, name)
-        lists = (q.items(key, MAX_MODULES) for key in _EXCLUDED_KEYS)
+        lists = (q.items(key, MAX_MODULES) for key in _EXCLUDED_KEYS.split())
         excluded = next((modules for modules in lists if modules is not None), [])
         patterns = [f"re:{key[2:]}" for key in q.table("dynamic") if key.startswith("-:")]
         self.ignored = self._rules([*excluded, *patterns])

@@ -264,8 +264,7 @@ def _layers(
                 replace(part, cached=False) if isinstance(part, Grouped) else part
                 for part in parts
             )
-        width = c.size("hidden_size")
-        unquantized, format_names = storage.of_layer(c.layer, parts, width)
+        unquantized, format_names = storage.of_layer(c.layer, parts, c.size("hidden_size"))
         fields = {"parts": parts, "unquantized": unquantized}
         fields |= field_values({"norms": entry.norms} | entry.layer, c)
         layer = presets.build(fields, Layer, c.file_name)

@@ -155,29 +155,14 @@ def cycle(key: str, kinds: dict[str, str]) -> Order:
     return order
 
 
-SLIDING_TYPES = (
-    "sliding_attention",
-    "sliding",
-    "local_attention",
-    "local",
-    "attention_sliding",
-)
+SLIDING_TYPES = "sliding_attention sliding local_attention local attention_sliding"
 _FULL_TYPES = (
-    "full_attention",
-    "hybrid",
-    "hybrid_sliding",
-    "indexed_attention",
-    "reference_sliding_attention",
-    "minimax_m3_sparse",
+    "full_attention hybrid hybrid_sliding indexed_attention reference_sliding_attention "
+    "minimax_m3_sparse"
 )
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _LATENT_KEYS = (
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "num_attention_heads",
+    "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim num_attention_heads"
 )
 _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
@@ -246,13 +231,13 @@ def grouped(
         qkv = every_bias if qkv_bias is None else value_of(qkv_bias, c) or False
         out = every_bias if o_bias is None else value_of(o_bias, c) or False
         values = field_values(fields, c)
-        if c.layer_type in SLIDING_TYPES:
+        if c.layer_type in SLIDING_TYPES.split():
             limit = value_of(window, c)
             if limit not in (None, -1):
                 values["sliding_window"] = c.checked_size("sliding_window", limit)
         elif c.layer_type == "chunked_attention":
             values["attention_chunk_size"] = c.size("attention_chunk_size")
-        elif c.layer_type not in _FULL_TYPES:
+        elif c.layer_type not in _FULL_TYPES.split():
             raise c.fail(
                 "layer_types",
                 f"{show(c.layer_type)} is no kind of attention that this model type has",
@@ -357,7 +342,7 @@ def latent(
         **fields: Further fields of the class `spec` → rule, formula or literal.
     """
     index = _INDEX_KEYS if issubclass(spec, Sparse) else ()
-    keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS, *index)}
+    keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS.split(), *index)}
     return mixer(spec, **(keys | {"qkv_bias": bias, "o_bias": bias} | fields))
 
 

@@ -272,8 +272,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             uniform = busiest_load(tokens, top, experts, ep)
             columns = [uniform.rows, uniform.touched, *uniform.tiles]
             if load:
-                is_known = load[0] > 0
-                columns = [where(is_known, a, b) for a, b in zip(load, columns, strict=True)]
+                columns = [where(load[0] > 0, a, b) for a, b in zip(load, columns, strict=True)]
             load = columns
         rows, touched, *tiles = load
         width = inter / tp

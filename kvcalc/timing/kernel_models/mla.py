@@ -126,8 +126,7 @@ class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
         products_us = 2 * ROWS * BLOCK * (2 * LATENT + ROPE) / rate
         block = maximum(read_us, products_us) / pace
         tiles = batch * ceil(heads / ROWS) / machine.sms
-        blocks = ceil(length / BLOCK)
-        best = best_split(tiles, blocks, (self.tau, block), memory, COMBINE_US)
+        best = best_split(tiles, ceil(length / BLOCK), (self.tau, block), memory, COMBINE_US)
         moved = 2 * batch * heads * (2 * LATENT + ROPE) + self.cast * read
         return self.t0 + best + moved / machine.memory
 

@@ -73,16 +73,7 @@ _NO_ORDER = re.compile(
 _LAYERS = re.compile(r"layers(_|$)|interval|every|pattern")
 _FFN_WORDS = re.compile(r"moe|expert|dense|mlp|ffn|feed_forward|first_k")
 _PLAIN_ATTENTION = (
-    "causal",
-    "softmax",
-    "full",
-    "full_attention",
-    "mha",
-    "gqa",
-    "mqa",
-    "multi_head",
-    "grouped_query",
-    "default",
+    "causal softmax full full_attention mha gqa mqa multi_head grouped_query default"
 )
 
 
@@ -234,32 +225,16 @@ def _may_order(c: Config, key: str) -> bool:
         return False
     value = lookup(c.file, tuple(key.split(".")))
     if _ORDER_WORDS.search(key) and not _NO_ORDER.search(key):
-        return not (isinstance(value, str) and value.lower() in _PLAIN_ATTENTION)
+        return not (isinstance(value, str) and value.lower() in _PLAIN_ATTENTION.split())
     if is_silent(key):
         return False
     if isinstance(value, list):
-        is_text = all(isinstance(item, str) for item in value)
-        return not is_text or len({*value}) < len(value)
+        return any(not isinstance(item, str) for item in value) or len({*value}) < len(value)
     return isinstance(value, str) and len(value) >= 4 and 2 * len({*value}) <= len(value)
 
 
-ACTIVATIONS = [
-    "hidden_act",
-    "hidden_activation",
-    "activation_function",
-    "activation",
-    "activation_type",
-]
-UNGATED = [
-    "gelu",
-    "gelu_new",
-    "gelu_fast",
-    "quick_gelu",
-    "relu",
-    "relu2",
-    "relu_squared",
-    "gelu_python",
-]
+ACTIVATIONS = "hidden_act hidden_activation activation_function activation activation_type"
+UNGATED = "gelu gelu_new gelu_fast quick_gelu relu relu2 relu_squared gelu_python"
 EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps"]
 
 
@@ -293,4 +268,4 @@ def is_gated(c: Config) -> bool:
     The result is False for ReLU and GELU without a gate, such as `relu`, `relu2` or `gelu_new`. It
     is True for any other activation, and if the file names none.
     """
-    return first_word(c, *ACTIVATIONS) not in UNGATED
+    return first_word(c, *ACTIVATIONS.split()) not in UNGATED.split()
