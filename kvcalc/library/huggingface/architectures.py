@@ -101,13 +101,7 @@ TYPES_BY_ALIAS, _CLASSES, _DRAFT_CLASSES = map(
     _types_by_word, (_SAME_TYPE_TABLE, _CLASS_TABLE, _DRAFT_TABLE)
 )
 # Classes, without their heads, that belong to a second type.
-_SECOND_TYPES = [
-    "decilm:deci",
-    "gpt2:gpt-sw3",
-    "llama:internlm3",
-    "llama:iquestcoder",
-    "phi:phi-msft",
-]
+_SECOND_TYPES = "decilm:deci gpt2:gpt-sw3 llama:internlm3 llama:iquestcoder phi:phi-msft"
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
 _RARELY_SERVED = (
@@ -248,7 +242,7 @@ def _types_by_stem() -> dict[str, str]:
 def _is_class_of(name: str, class_name: str) -> bool:
     """Return whether a class belongs to a type, by their names."""
     stem = _stem(class_name)
-    is_listed = _CLASSES.get(stem) == name or f"{stem}:{name}" in _SECOND_TYPES
+    is_listed = _CLASSES.get(stem) == name or f"{stem}:{name}" in _SECOND_TYPES.split()
     return bool(name) and (is_listed or stem in _stems(name))
 
 

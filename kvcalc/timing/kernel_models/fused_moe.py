@@ -380,7 +380,7 @@ STORED_BYTES = {
     "w4a16_mxfp4": 0.53125,
     "nvfp4": 0.5625,
 }
-KERNELS = ("triton", "oai", "marlin", "flashinfer", "cutlass")
+KERNELS = "triton oai marlin flashinfer cutlass"
 TILE_RULES = {"oai": "openai", "marlin": "marlin", "flashinfer": "menu", "cutlass": "menu"}
 # SGLang's Triton kernel has no 4-bit form before Blackwell: it expands mxfp4 to bf16 when it loads
 # the weights.
@@ -421,8 +421,9 @@ def moe_kind(dtype: str, kernel: str) -> str:
     """
     words = kernel.replace("_", " ").split()
     parts = [dtype]
-    parts += [name for name in KERNELS if any(name in word for word in words)][:1]
-    parts += ["ungated"] if {"ungated", "nongated"} & {*words} else []
+    parts += [name for name in KERNELS.split() if any(name in word for word in words)][:1]
+    if {"ungated", "nongated"} & {*words}:
+        parts.append("ungated")
     return "/".join(filter(None, parts))
 
 

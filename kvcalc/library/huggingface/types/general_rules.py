@@ -235,7 +235,7 @@ def _may_order(c: Config, key: str) -> bool:
 
 ACTIVATIONS = "hidden_act hidden_activation activation_function activation activation_type"
 UNGATED = "gelu gelu_new gelu_fast quick_gelu relu relu2 relu_squared gelu_python"
-EPSILONS = ["layer_norm_epsilon", "layer_norm_eps", "layernorm_epsilon", "ln_eps"]
+EPSILONS = "layer_norm_epsilon layer_norm_eps layernorm_epsilon ln_eps"
 
 
 def first_word(c: Config, *keys: str) -> str:
@@ -259,7 +259,7 @@ def has_layer_norms(c: Config) -> bool:
     switches = [c.get(key) for key in ("rmsnorm", "use_rmsnorm", "use_rms_norm")]
     if "rms" in kind or True in switches:
         return False
-    return "layer" in kind or (c.has(*EPSILONS) and not c.has("rms_norm_eps"))
+    return "layer" in kind or (c.has(*EPSILONS.split()) and not c.has("rms_norm_eps"))
 
 
 def is_gated(c: Config) -> bool:
