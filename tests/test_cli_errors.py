@@ -41,6 +41,7 @@ ERRORS = [
     *((f"size gpt2 --context {bad}", f"context '{bad}'") for bad in ("0", "-5", "nan", "inf", "1e3", "4.0001k", "4x", "10000g")),
     ("size gpt2 --context 4k,", "context '4k,' has an empty item"),
     *((f"size gpt2 --batch-size {bad}", f"batch-size '{bad}'") for bad in ("0", "-1", "x", "nan", "0.5")),
+    ("latency gpt2 --prefix-len 15k --max-num-batched-tokens 8k", "a cached prefix of 15,360 tokens leaves no"),
     *((f"size gpt2 --block-size {bad}", f"block-size '{bad}'") for bad in ("0", "-16")),
     (f"fit gpt2 --memory {41 * '9'}", "is not a number of bytes"),
     ("latency gpt2 --cpu-offload-gb 1048577", "cpu-offload-gb 1048577.0 is not a number from 0 to 1,048,576"),

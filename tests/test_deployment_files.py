@@ -125,6 +125,18 @@ def test_a_server_that_cannot_start_gives_status_1(kvcalc: Run, tmp_path: Path) 
     assert kvcalc(f"fit -f {written(tmp_path, 'services: {a: *b}')}").code == 2
 
 
+def test_the_gpu_of_the_node_selector(kvcalc: Run, tmp_path: Path) -> None:
+    """It is the GPU without `--gpu`. A part of a GPU (MIG) has no preset, so it needs `--gpu`."""
+    label = "nodeSelector: {nvidia.com/gpu.product: %s}"
+    pod = POD.replace("spec:\n  template:\n    spec:\n", f"spec:\n  replicas: 3\n  template:\n    spec:\n      {label}\n")
+    stated = kvcalc(f"fit -f {written(tmp_path, pod % 'NVIDIA-A10G')} --format json")
+    assert [record["gpu"] for record in stated.records] == ["a10g", "h100-sxm", "h100-sxm"]
+    assert "coder: the figures are of one of 3 replicas" in stated.err
+    part = written(tmp_path, pod % "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb")
+    assert "coder is left out: unknown gpu 'NVIDIA-A100-SXM4-40GB-MIG-3g.20gb'" in kvcalc(f"fit -f {part}").err
+    assert kvcalc(f"fit -f {part} --gpu h200 --format json").records[0]["gpu"] == "h200"
+
+
 def test_flags_that_are_not_counted_are_repeated(kvcalc: Run) -> None:
     flags = "--cudagraph-capture-sizes 1 2 4 --port 9000"
     assert kvcalc(f"fit --gpu h100 -- vllm serve gpt2 {flags}").out.endswith(f"vllm serve openai-community/gpt2 {flags}\n")

@@ -116,6 +116,8 @@ def test_sizes_that_do_not_divide_are_left_out_of_a_grid(kvcalc: Run) -> None:
     result = kvcalc("fit llama-3.1-8b --tp 2,3,4 --format json")
     assert [r["gpus"] for r in result.records] == [2, 4]
     assert "left out: tensor-parallel size 3" in result.err
+    apart = kvcalc("fit llama-3.1-8b --gpu h100,mi250x --tp 8 --context 8k")
+    assert apart.code == 0 and "left out: one link joins 4 mi250x" in apart.err
     assert kvcalc("fit llama-3.1-8b --tp 3").code == 2
 
 

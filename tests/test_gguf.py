@@ -348,7 +348,7 @@ HEADERS: list[tuple[bytes, str]] = [
 def test_a_broken_header_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=f"^{path}: .*{said}"):
         load_model(str(path))
 
 

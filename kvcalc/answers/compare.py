@@ -117,6 +117,10 @@ def compare_answer(
         for record in compare_records(variants, deployment, contexts, batches, block_size)
     ]
     records = of_dimensions(compared) if is_typed else compared
+    notes = remarks([model], max(contexts))
+    for name, other in variants:
+        if "window" in model.attention and "window" not in other.model.attention:
+            notes.append(f"{name} has no windows, unlike {model.name}")
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import comparison_sweep
@@ -143,5 +147,5 @@ def compare_answer(
         lambda: [compare_table(deployments, records, block_size)],
         draw,
         _formulas=formulas,
-        _notes=remarks([model], max(contexts)),
+        _notes=notes,
     )

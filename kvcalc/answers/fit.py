@@ -128,8 +128,13 @@ def _file_answer(
     notes, refused = [], []
     for server in servers:
         version = {"engine_version": server.version} if server.version else {}
+        gpu, replicas = server.scope.gpu, server.scope.replicas
+        if replicas != 1:
+            notes.append(f"{server.name}: the figures are of one of {replicas} replicas")
         try:
-            points, words = fit_points(server.words, placing, version | fit_values)
+            points, words = fit_points(
+                server.words, ({"gpu": gpu} if gpu else {}) | placing, version | fit_values
+            )
             needed = min(
                 deployment.parallelism.tp * deployment.parallelism.pp
                 for deployment, _ in points
@@ -220,8 +225,9 @@ def fit_points(
     extra_words = tuple(word for pair in pairs if pair[1] for word in pair)
     for gpu in gpus:
         if gpu.usable_share and gpu.memory_bytes % 2**30:
-            gib = gpu.memory_bytes / 2**30
-            notes.append(f"{gpu.name} has {gib:.2f} GiB; such machines are sold by GiB")
+            notes.append(
+                f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB; such machines are sold by GiB"
+            )
     typed = TypedWords(names, extra_words, first.enable_expert_parallel, stated, notes, flags)
     return points, typed
 
@@ -344,15 +350,15 @@ def _notes_on_fits(fits: "Sequence[Fit]", lengths: Sequence[int]) -> list[str]:
         notes.append(f"lengths above --max-model-len are cut to {longest:,} tokens")
     for fit in fits:
         if fit.excess_bytes:
-            size = format_bytes(fit.excess_bytes)
             notes.append(
-                f"{fit.gpu.name}: weights are not checked; with this cache they need {size} more"
+                f"{fit.gpu.name}: weights are not checked; with this cache they need "
+                f"{format_bytes(fit.excess_bytes)} more"
             )
         given = fit.options.kv_cache_memory_bytes or 0
         if fit.kv_budget < given:
-            size = format_bytes(fit.kv_budget)
             notes.append(
-                f"{fit.gpu.name}: {fit.engine.title} takes at most {size} for the cache"
+                f"{fit.gpu.name}: {fit.engine.title} takes at most "
+                f"{format_bytes(fit.kv_budget)} for the cache"
             )
         dialect = DIALECTS.get(fit.engine.name)
         if (

@@ -275,11 +275,12 @@ def interpret_flags(
     """
     source = checkpoint(model_words)
     model = load_model(source.name, changes)
-    settings: Settings = {}
-    for name, value in values.items():
+    settings = {
+        name: value
+        for name, value in values.items()
         # 0 and "" leave a choice to the engine
-        if name != "model" and (value or value is False or name == "n_gpu_layers"):
-            settings[name] = value
+        if name != "model" and (value or value is False or name == "n_gpu_layers")
+    }
     remarks = [source.remark] if source.remark else []
     if remarks and model.max_context and "max_model_len" not in settings:
         remarks[0] += f", with a maximum of {model.max_context:,} tokens"
@@ -359,8 +360,7 @@ def _read_draft(settings: Settings, remarks: list[str]) -> None:
         except msgspec.MsgspecError:
             raise UserError("--speculative-config is not a mapping in JSON") from None
         method = (config.method or "").lower()
-        if config.model is not None:
-            draft_name = config.model
+        draft_name = config.model or draft_name
         if config.num_speculative_tokens:
             settings["num_speculative_tokens"] = config.num_speculative_tokens
         if method.endswith("mtp"):

@@ -35,26 +35,13 @@ PARALLELISM_FLAGS = {
     "data": "--data-parallel-size",
     "expert": "--enable-expert-parallel",
 }
+# labels of Kubernetes nodes that name the GPU model
+GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
 MODEL_MOUNT = "/mnt/models"  # where KServe puts the model
 # $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
+_SETTING = re.compile(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", re.MULTILINE)
 CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
-
-
-class DeclaredServer(NamedTuple):
-    """An inference server that a deployment file (Compose, Kubernetes, KServe, llm-d) starts.
-
-    Attributes:
-        name: Name of the server in the file; "" if the file states none.
-        words: Words of the engine's command line.
-        num_gpus: Number of GPUs that the file gives to the server; 0 if unknown.
-        version: The engine's version in the tag of the container image; "" if unknown.
-    """
-
-    name: str
-    words: list[str]
-    num_gpus: int = 0
-    version: str = ""
 
 
 class Scope(NamedTuple):
@@ -70,6 +57,8 @@ class Scope(NamedTuple):
         model: Model that KServe or llm-d adds to the containers' command lines; "" for none.
         flags: Flags that KServe or llm-d adds to the containers' command lines.
         has_workers: Whether one server runs on several nodes. Its number of GPUs is then unknown.
+        gpu: GPU model in the node selector, such as "NVIDIA-A10G"; "" for none.
+        replicas: Number of copies of each server.
     """
 
     name: str = ""
@@ -77,6 +66,26 @@ class Scope(NamedTuple):
     model: str = ""
     flags: tuple[str, ...] = ()
     has_workers: bool = False
+    gpu: str = ""
+    replicas: int = 1
+
+
+class DeclaredServer(NamedTuple):
+    """An inference server that a deployment file (Compose, Kubernetes, KServe, llm-d) starts.
+
+    Attributes:
+        name: Name of the server in the file; "" if the file states none.
+        words: Words of the engine's command line.
+        num_gpus: Number of GPUs that the file gives to the server; 0 if unknown.
+        version: The engine's version in the tag of the container image; "" if unknown.
+        scope: Settings around the server in the file, such as its GPU model.
+    """
+
+    name: str
+    words: list[str]
+    num_gpus: int = 0
+    version: str = ""
+    scope: Scope = Scope()
 
 
 def read_servers(path: str) -> list[DeclaredServer]:
@@ -97,8 +106,7 @@ def read_servers(path: str) -> list[DeclaredServer]:
     # Compose inserts variables of the shell, else of a file of NAME=value
     file = Path(path).with_name(".env")
     lines = read_text(file, MAX_YAML_BYTES) if file.is_file() else ""
-    pairs = re.findall(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", lines, re.MULTILINE)
-    variables = dict(pairs) | os.environ
+    variables = dict(_SETTING.findall(lines)) | os.environ
     try:
         servers = [*_find_servers(parse_documents(text, path), Scope(), variables, set())]
     except UserError:
@@ -153,12 +161,14 @@ def _inner_scope(scope: Scope, node: Mapping[str, Any]) -> Scope:
     if uri and "{{" not in uri and (uri.startswith("hf://") or not model):
         # hf://org/name:revision
         model = "/".join(uri.partition("://")[2].partition(":")[0].split("/")[-2:])
-    return Scope(
+    labels = mapping(node.get("nodeSelector"))
+    return scope._replace(
         name=str(lookup(node, ("metadata", "name")) or scope.name),
-        key=scope.key,
         model=model if uri else scope.model,
         flags=tuple(flags) or scope.flags,
         has_workers=scope.has_workers or not {"worker", "workerTemplate"}.isdisjoint(node),
+        gpu=str(next(filter(None, map(labels.get, GPU_LABELS)), scope.gpu)),
+        replicas=node.get("replicas") or scope.replicas,
     )
 
 
@@ -178,8 +188,8 @@ def _server(
     is_main = bool(scope.model) and node.get("name") == "main"
     if (is_main or kind in COMPLETED_CONTAINERS) and not find_engine(words):
         words = [re.sub("^--model[_-](id|dir)", "--model", word) for word in words]
-        added = split([variables.get("VLLM_ADDITIONAL_ARGS", "")])
-        words = ["vllm", "serve", scope.model, *scope.flags, *words, *added]
+        words = ["vllm", "serve", scope.model, *scope.flags, *words]
+        words += split([variables.get("VLLM_ADDITIONAL_ARGS", "")])
     image = _insert_variables(str(node.get("image")), variables)
     engine = find_engine(words) or find_engine([image, *words])
     if not engine:
@@ -193,6 +203,7 @@ def _server(
         ],
         num_gpus=0 if scope.has_workers else _num_gpus(node),
         version=image_version(image),
+        scope=scope,
     )
 
 
@@ -230,8 +241,8 @@ def _engine_line(words: list[str]) -> list[str]:
 
 def _num_gpus(node: Mapping[str, Any]) -> int:
     """Return the number of GPUs of a container; 0 if unknown."""
-    limits = mapping(lookup(node, ("resources", "limits")))
-    counts = [count for name, count in limits.items() if name.endswith("/gpu")]
+    limits = mapping(lookup(node, ("resources", "limits"))).items()
+    counts = [count for name, count in limits if name.endswith("/gpu")]
     devices = lookup(node, ("deploy", "resources", "reservations", "devices"))
     for device in map(mapping, devices if isinstance(devices, list) else ()):
         ids = device.get("device_ids")

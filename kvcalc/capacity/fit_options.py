@@ -99,8 +99,10 @@ class FitOptions(FitQuestion, frozen=True):
                 )
         for dtype in filter(None, (self.cache_type_k, self.cache_type_v)):
             if canonical(dtype) not in (rules.dtypes or ()):
-                hint = f"It has: {', '.join(rules.dtypes or ())}"
-                raise UserError(f"{rules.name} has no cache dtype {dtype!r}", hint)
+                raise UserError(
+                    f"{rules.name} has no cache dtype {dtype!r}",
+                    f"It has: {', '.join(rules.dtypes or ())}",
+                )
 
     def cache_label(self, used: str) -> str:
         """Return the data type of the KV cache as text for a record, such as "fp8".
@@ -212,8 +214,10 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
         loaded[name] = load(value) if isinstance(value, str) else value
     if loaded["from_log"] and values.get("engine") is None:
         values = {**values, "engine": loaded["from_log"].engine}
-    questions = read_questions(FitQuestion, values)
-    return [FitOptions(**msgspec.structs.asdict(question) | loaded) for question in questions]
+    return [
+        FitOptions(**msgspec.structs.asdict(question) | loaded)
+        for question in read_questions(FitQuestion, values)
+    ]
 
 
 def options_for(deployment: TimedDeployment, **options: Any) -> FitOptions:

@@ -171,8 +171,11 @@ def _image_keys(result: Fit) -> ImageRecord:
         return {}
     tokens = vision.image_tokens(*result.options.image_size)
     frame = tokens // vision.frames if vision.frames > 1 else None
-    images = result.options.max_images
-    return {"images": images, "image_tokens": tokens, "frame_tokens": frame}
+    return {
+        "images": result.options.max_images,
+        "image_tokens": tokens,
+        "frame_tokens": frame,
+    }
 
 
 def _loading_keys(result: Fit) -> LoadingRecord:
@@ -289,8 +292,7 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
     written = command_of(result.deployment, options, typed.model)
     if not written:
         return None, None
-    is_file = typed.gpu.lower().endswith((".yaml", ".yml"))
-    gpu = typed.gpu if is_file else result.gpu.name
+    gpu = typed.gpu if typed.gpu.lower().endswith((".yaml", ".yml")) else result.gpu.name
     words = shlex.join(["--gpu", gpu, *typed.options, *written.options])
     line = f"{written.line} {typed.flags}".rstrip()
     return line, f"kvcalc fit {words} -- {line}"

@@ -38,12 +38,12 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
             raise
         stem = re.sub(r"\.(json|ya?ml)$", "", hub_name(name))
         same = known_checkpoint(stem)
-        if not same or "/" in same.name:
+        if same and "/" not in same.name:
+            options = f" with --quantization {same.quantization}" if same.quantization else ""
+            end = "" if error.hint[-1:] in "?" else "."
+            hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"
+        else:
             hint = error.hint or nearest(stem, presets.preset_files("models"))
-            raise UserError(error.what, hint, error.where) from None
-        options = f" with --quantization {same.quantization}" if same.quantization else ""
-        end = "" if error.hint[-1:] in "?" else "."
-        hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"
         raise UserError(error.what, hint.strip(), error.where) from None
 
 

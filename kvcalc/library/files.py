@@ -149,8 +149,9 @@ class _YamlReader:
         try:
             return node.value if node.style else scalar(node.value)
         except (ValueError, OverflowError):
-            message = f"{node.value[:40]!r} is not a usable number"
-            raise self.fail(message, node.start_mark) from None
+            raise self.fail(
+                f"{node.value[:40]!r} is not a usable number", node.start_mark
+            ) from None
 
 
 def scalar(text: str) -> Any:

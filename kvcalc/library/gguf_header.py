@@ -369,8 +369,7 @@ class Fields:
         names = [printable(tensor.name, 60) for tensor in tensors]
         if names:
             more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-            hint = "Its config.json, or a preset of the same model, may be read instead"
             raise self.fail(
                 f"tensors of {self.family!r} are not understood: {', '.join(names[:3])}{more}",
-                hint,
+                "Its config.json, or a preset of the same model, may be read instead",
             )

@@ -67,11 +67,15 @@ def with_changes(model: Model, changes: list[str]) -> Model:
             raise UserError(f"change {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
         _apply(data, target.strip(), _parsed(value.strip()))
     file_name = f"{model.name} with {', '.join(changes)}"
-    result = presets.build(data, Model, file_name)
-    key, problem = result.problem()
+    return _checked(presets.build(data, Model, file_name), file_name)
+
+
+def _checked(model: Model, place: str) -> Model:
+    """Return the model, or raise UserError if its fields contradict each other."""
+    key, problem = model.problem()
     if problem:
-        raise UserError(f"{key}: {problem}", where=file_name)
-    return result
+        raise UserError(f"{key}: {problem}", where=place)
+    return model
 
 
 def _parsed(text: str) -> Any:
@@ -147,9 +151,10 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
 
         return load_remote(name, changes)
     place = locate(name, "models")
-    if place.path.suffix.lower() in (".yaml", ".yml"):
+    suffix = place.path.suffix.lower()
+    if suffix in (".yaml", ".yml"):
         model = read(place.path, Model)
-    elif place.path.suffix.lower() == ".gguf":
+    elif suffix == ".gguf":
         from kvcalc.library.gguf_model import read_gguf
 
         model = read_gguf(place.path)
@@ -168,8 +173,8 @@ def load_gpu(name: str) -> Gpu:
     """Return the GPU that a name means.
 
     Args:
-        name: A GPU preset or one of its aliases, a YAML file, or `auto` for the first GPU of this
-            machine.
+        name: A GPU preset or one of its aliases, a driver's name such as `NVIDIA-A10G`, a YAML
+            file, or `auto` for the first GPU of this machine.
 
     Raises:
         UserError: The name is unknown. The message names near matches.
@@ -178,7 +183,8 @@ def load_gpu(name: str) -> Gpu:
         raise UserError("the GPU's name is empty")
     if name.lower() == AUTO:
         return machine_gpu(read_machine()[0])
-    return read(locate(name, "gpus").path, Gpu)
+    gpu = driver_gpu(name, 0) if _GENERIC_WORDS.search(name.lower()) else None
+    return gpu or read(locate(name, "gpus").path, Gpu)
 
 
 def machine_gpu(found: MachineGpu) -> Gpu:
@@ -195,13 +201,14 @@ def machine_gpu(found: MachineGpu) -> Gpu:
     """
     gpu = driver_gpu(found.name, found.memory_bytes)
     if not gpu:
-        size = f"{found.memory_bytes / 2**30:.2f} GiB"
         raise UserError(
-            f"this machine has GPU {found.name!r} with {size}, which is not a preset",
+            f"this machine has GPU {found.name!r} with {found.memory_bytes / 2**30:.2f} GiB, "
+            "which is not a preset",
             "Give a similar one with --gpu and --memory, or a YAML file",
         )
-    memory = min(gpu.memory_bytes, found.memory_bytes or gpu.memory_bytes)
-    return replace(gpu, memory_bytes=memory)
+    return replace(
+        gpu, memory_bytes=min(gpu.memory_bytes, found.memory_bytes or gpu.memory_bytes)
+    )
 
 
 def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
@@ -215,13 +222,15 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
         memory_bytes: Memory that the driver states; 0 if unknown, so any memory fits.
 
     Returns:
-        The preset. None if no preset has such a name, or if its memory differs by more than 12%
-        from `memory_bytes`.
+        The preset. None if no preset has such a name, if its memory differs by more than 12% from
+        `memory_bytes`, or if the name is of a part of a GPU (MIG).
     """
     words = re.split(r"[\s-]+", _GENERIC_WORDS.sub(" ", name.lower().replace("_", " ")).strip())
+    if "mig" in words:  # a part of a GPU
+        return None
     for count in range(len(words), 0, -1):
         try:
-            gpu = load_gpu(presets.find("-".join(words[:count]), "gpus").stem)
+            gpu = read(presets.find("-".join(words[:count]), "gpus"), Gpu)
         except UserError:
             continue
         is_fixed = memory_bytes and not gpu.usable_share  # machines of one SoC differ
@@ -251,9 +260,9 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
             f"Write {number if number.isdigit() else 24}GiB",
         )
     if size > gpu.memory_bytes:
-        limit = f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB"
         raise UserError(
-            f"memory {memory!r}: {limit}", "A GPU with more needs its own YAML file"
+            f"memory {memory!r}: {gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB",
+            "A GPU with more needs its own YAML file",
         )
     return replace(gpu, memory_bytes=size)
 
@@ -267,8 +276,7 @@ def with_rate_between(gpu: Gpu, rate: str) -> Gpu:
     """
     if not rate:
         return gpu
-    bandwidth = float(parse_rate(rate, "inter-node-bandwidth"))
-    return replace(gpu, inter_node_bytes_per_s=bandwidth)
+    return replace(gpu, inter_node_bytes_per_s=float(parse_rate(rate, "inter-node-bandwidth")))
 
 
 class Place(NamedTuple):
@@ -345,11 +353,7 @@ def changed(model: Model, **fields: object) -> Model:
     Raises:
         UserError: The fields contradict each other, or a value is invalid.
     """
-    result = replace(model, **fields)
-    key, problem = result.problem()
-    if problem:
-        raise UserError(f"{key}: {problem}", where=model.name)
-    return result
+    return _checked(replace(model, **fields), model.name)
 
 
 def hub_name(name: str) -> str:
@@ -419,11 +423,10 @@ def all_models(family: str = "", attention: str = "", names: Sequence[str] = ())
             for all.
         names: Only presets with these names; empty for all.
     """
-    models = _presets("models", Model, names)
     family, attention = family.lower(), attention.lower()
     matches = [
         model
-        for model in models
+        for model in _presets("models", Model, names)
         if family in f"{model.family.lower()} {model.name}"
         and attention in model.attention.lower()
     ]
@@ -437,9 +440,11 @@ def all_gpus(vendor: str = "", names: Sequence[str] = ()) -> list[Gpu]:
         vendor: Only presets with this text in the name of vendor, architecture or GPU; '' for all.
         names: Only presets with these names; empty for all.
     """
-    gpus = _presets("gpus", Gpu, names)
-    words = [f"{gpu.vendor} {gpu.architecture} {gpu.name}".lower() for gpu in gpus]
-    matches = [gpu for gpu, text in zip(gpus, words, strict=True) if vendor.lower() in text]
+    matches = [
+        gpu
+        for gpu in _presets("gpus", Gpu, names)
+        if vendor.lower() in f"{gpu.vendor} {gpu.architecture} {gpu.name}".lower()
+    ]
     return sorted(matches, key=lambda gpu: (gpu.vendor, -gpu.bandwidth_bytes_per_s))
 
 
@@ -488,7 +493,6 @@ def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
     Args:
         gpu: The GPU of the preset.
     """
-    peaks = {f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS}
     host = gpu.host
     first = "vendor architecture memory_bytes usable_bytes"
     second = (
@@ -500,7 +504,7 @@ def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
         **{name: getattr(gpu, name) for name in first.split()},
         "memory_type": gpu.memory_type or None,
         "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        **peaks,
+        **{f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS},
         "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),
         **{name: getattr(gpu, name) for name in second.split()},
         "host": host.name if host else None,
@@ -557,9 +561,9 @@ class Dimensions(DimensionOptions, frozen=True):
         result = self.checked()
         missing = [_option(name) for name in ("heads", "head_dim") if not getattr(result, name)]
         if missing:
-            hint = "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128"
             raise UserError(
-                f"other attention of these layers needs {' and '.join(missing)}", hint
+                f"other attention of these layers needs {' and '.join(missing)}",
+                "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128",
             )
         return result._build(f"{self.layers} layers")
 
@@ -610,9 +614,14 @@ class Dimensions(DimensionOptions, frozen=True):
         return replace(self, hidden_size=0, kv_heads=heads, head_dim=width)
 
     def _build(self, name: str) -> Model:
-        kinds = {"layer": Layer(parts=(self._mixer(),))}
         return changed(
-            Model(name=name, hidden_size=1, vocab_size=1, layers=self.layers, kinds=kinds)
+            Model(
+                name=name,
+                hidden_size=1,
+                vocab_size=1,
+                layers=self.layers,
+                kinds={"layer": Layer(parts=(self._mixer(),))},
+            )
         )
 
     def _mixer(self) -> Grouped | Latent:

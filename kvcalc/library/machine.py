@@ -56,12 +56,11 @@ def read_machine() -> list[MachineGpu]:
 def _output(*words: str) -> str:
     """Return the output of a program; "" if it is missing or fails."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             words, capture_output=True, check=True, errors="replace", timeout=TIMEOUT_S
-        )
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout
 
 
 def _json(*words: str) -> Any:

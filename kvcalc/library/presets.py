@@ -66,7 +66,7 @@ def user_folders() -> list[Path]:
     else:
         base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     # unlike Path.expanduser, it never raises
-    folders = map(os.path.expanduser, [*named_folders, base + "/kvcalc"])
+    folders = map(os.path.expanduser, [*named_folders, f"{base}/kvcalc"])
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 
@@ -83,8 +83,9 @@ def new_path(*names: str) -> Path:
     """
     for name in names:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", name):
-            hint = "Use letters, digits, - _ . only"
-            raise UserError(f"{name!r} is not a usable file name", hint)
+            raise UserError(
+                f"{name!r} is not a usable file name", "Use letters, digits, - _ . only"
+            )
     folders = user_folders()
     if not folders:
         raise UserError("there is no folder for your presets", "Set $KVCALC_PRESETS to one")
@@ -167,8 +168,8 @@ def _unknown(
     elif kind == "models" and (match := _NO_PRESET.match(name)):
         hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:
-        printed_names = {alias: path.stem for alias, path in aliases.items()}
-        hint = nearest(name, [*files, *aliases], printed_names=printed_names)
+        stems = {alias: path.stem for alias, path in aliases.items()}
+        hint = nearest(name, [*files, *stems], printed_names=stems)
     return UserError(f"unknown {kind[:-1]} {name!r}", hint or f"`kvcalc {kind}` lists them")
 
 

@@ -152,22 +152,21 @@ class Parameter(NamedTuple):
 
         Example: ["--tensor-parallel-size", "--tp"]. `--on/--off` is one item.
         """
-        usual = "--" + self.name.strip("_").replace("_", "-")
-        names = [] if self.is_argument else (self.option.names or usual).split()
-        return [f" {name}" if name.startswith("/") else name for name in names]
+        if self.is_argument:
+            return []
+        names = self.option.names or f"--{spelled(self.name)}"
+        return [f" {name}" if name.startswith("/") else name for name in names.split()]
 
     @property
     def names(self) -> list[str]:
         """Return the option's names, such as `--wide`. `--on/--off` gives two names."""
-        names = [name for names in self.declarations for name in names.split("/")]
-        return [name.strip() for name in names if name.strip()]
+        return " ".join(self.declarations).replace("/", " ").split()
 
     @property
     def placeholder(self) -> str:
         """Return the placeholder of the value in help, such as TOKENS or N."""
         kind = (get_args(self.type) or (self.type,))[0]
-        numbers = {int: "N", float: "X"}
-        return self.option.takes or numbers.get(kind, "WORD")
+        return self.option.takes or {int: "N", float: "X"}.get(kind, "WORD")
 
     def check(self, value: Any) -> None:
         """Check that a value is one of the option's choices and within its limits.
@@ -188,8 +187,8 @@ class Parameter(NamedTuple):
         if option.choices and value not in option.choices:
             raise UserError(f"unknown {text}", nearest(str(value), option.choices))
         is_int = self.type in (int, int | None)
-        is_number = isinstance(value, int if is_int else int | float)
-        is_number = is_number and not isinstance(value, bool)
+        kind = int if is_int else int | float
+        is_number = isinstance(value, kind) and not isinstance(value, bool)
         if option.max and not (is_number and option.min <= value <= option.max):
             number = "whole number" if is_int else "number"
             raise UserError(f"{text} is not a {number} from {option.min} to {option.max:,}")
@@ -220,8 +219,9 @@ class Parameter(NamedTuple):
         if self.is_list:
             return list(value)
         if hasattr(plain(value), "__iter__") and not isinstance(value, str):
-            hint = "Call once for each value"
-            raise UserError(f"{spelled(self.name)} {value!r:.80} is a list", hint)
+            raise UserError(
+                f"{spelled(self.name)} {value!r:.80} is a list", "Call once for each value"
+            )
         return self.read_item(value)
 
     def read_item(self, value: Any) -> Any:
@@ -251,8 +251,9 @@ class Parameter(NamedTuple):
 
 @cache
 def _entries() -> dict[str, dict[str, Any]]:
-    entries = Path(__file__).with_name("options.json").read_bytes()
-    return msgspec.json.decode(entries, type=dict[str, dict[str, Any]])
+    return msgspec.json.decode(
+        Path(__file__).with_name("options.json").read_bytes(), type=dict[str, dict[str, Any]]
+    )
 
 
 def option_of(owner: Any, name: str) -> Option:
@@ -270,9 +271,8 @@ def option_of(owner: Any, name: str) -> Option:
         owners = [base.__name__ for base in reversed(owner.__mro__)]
     else:
         owners = [owner.__module__.rpartition(".")[2]]
-    keys = [name, *(f"{owner_name}.{name}" for owner_name in owners)]
     merged: dict[str, Any] = {}
-    for key in keys:
+    for key in (name, *(f"{owner_name}.{name}" for owner_name in owners)):
         merged |= _entries().get(key, {})
     return msgspec.convert(merged, Option)
 
@@ -349,9 +349,9 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
             else:
                 arguments[name] = typed
         elif name in values:
-            value = values[name]
-            arguments[name] = own[name].read(value) if own[name].is_text else value
-            own[name].check(arguments[name])
+            option, value = own[name], values[name]
+            arguments[name] = option.read(value) if option.is_text else value
+            option.check(arguments[name])
     return arguments
 
 
@@ -370,8 +370,7 @@ def read_question(spec: type[Spec], values: Mapping[str, Any]) -> Spec:
     Raises:
         UserError: A value is invalid, or is a list.
     """
-    typed = _typed_parameters(spec, values)
-    return spec(**{p.name: p.read(values[p.name]) for p in typed})
+    return spec(**{p.name: p.read(values[p.name]) for p in _typed_parameters(spec, values)})
 
 
 def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
@@ -454,12 +453,18 @@ def check_known(names: Iterable[str], names_of_options: Iterable[str]) -> None:
         names_of_options: All valid names.
 
     Raises:
-        UserError: A name is unknown. The error suggests the nearest names.
+        UserError: A name is unknown. The error suggests the nearest names, or the option with this
+            name on the command line: `tp` for `tensor_parallel_size`.
     """
     options = list(names_of_options)
     for name in names:
         if name not in options:
-            raise UserError(f"unknown option {name!r}", nearest(name, options))
+            hint = nearest(name, options)
+            for key, entry in _entries().items():
+                option = key.rpartition(".")[2]
+                if option in options and f"--{spelled(name)}" in entry.get("names", "").split():
+                    hint = f"Did you mean {option}?"
+            raise UserError(f"unknown option {name!r}", hint)
 
 
 def spelled(name: str) -> str:
