@@ -118,16 +118,15 @@ def compare_answer(
     ]
     records = of_dimensions(compared) if is_typed else compared
     notes = remarks([model], max(contexts))
-    for name, other in variants:
-        if "window" in model.attention and "window" not in other.model.attention:
-            notes.append(f"{name} has no windows, unlike {model.name}")
+    plain = [name for name, other in variants if "window" not in other.model.attention]
+    if "window" in model.attention and plain:
+        notes.append(f"without the windows of {model.name}: {', '.join(plain)}")
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import comparison_sweep
         from kvcalc.report.charts.comparison_plot import compare_chart
 
-        last = max(contexts[-1], 131072)
-        sweep = comparison_sweep(deployments, variants, batches[0], last)
+        sweep = comparison_sweep(deployments, variants, batches[0], max(contexts[-1], 131072))
         return compare_chart(deployments, records, sweep)
 
     def formulas() -> str:

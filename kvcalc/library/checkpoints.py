@@ -20,7 +20,7 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
     """Return the model that a name means: a preset, a file, or a model on the Hugging Face Hub.
 
     It works as `load_model`, except for one error: if a file is missing or the Hub does not provide
-    the model, but a preset is equivalent, the message suggests this preset.
+    the model, the message suggests the equivalent preset, else presets with similar names.
 
     Args:
         name: Name of a preset, path of a file or folder, or a name such as `org/name`.
