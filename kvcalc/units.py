@@ -75,8 +75,7 @@ def check_whole(words: Sequence[str], noun: str) -> None:
     """
     if any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
         raise UserError(
-            f"{noun} {','.join(words)!r} is a list",
-            f"Write {''.join(words)} for one number",
+            f"{noun} {','.join(words)!r} is a list", f"Write {''.join(words)} for one number"
         )
 
 
@@ -105,8 +104,7 @@ def parse_bytes(text: str, noun: str) -> int:
     match = _BYTES.fullmatch(text.strip())
     if not match or len(text) > 40:
         raise UserError(
-            f"{noun} {text!r} is not a number of bytes",
-            "Write 42949672960, 40GiB or 40GB",
+            f"{noun} {text!r} is not a number of bytes", "Write 42949672960, 40GiB or 40GB"
         )
     base = 1024 if match[3] else 1000
     value, _ = _multiply(match[1], base ** " kmgt".index(match[2].lower() or " "))

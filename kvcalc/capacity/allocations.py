@@ -141,8 +141,7 @@ def read_lengths(text: str, seed: int = 0) -> list[int]:
         return sample_lengths(text, seed)
     if ":" in text and not Path(text).exists():
         raise UserError(
-            f"unknown distribution {text!r}",
-            "Write lognormal:MEAN,P99 or the name of a file",
+            f"unknown distribution {text!r}", "Write lognormal:MEAN,P99 or the name of a file"
         )
     lengths = []
     lines, place = [text], "--lengths"

@@ -166,10 +166,7 @@ class BatchedFitBuilder:
     """
 
     def __init__(
-        self,
-        deployment: TimedDeployment,
-        options: FitOptions,
-        layouts: Layouts | None = None,
+        self, deployment: TimedDeployment, options: FitOptions, layouts: Layouts | None = None
     ) -> None:
         self.deployment, self.options = deployment, options
         self.run, self.release, _ = resolve_deployment(deployment, options)

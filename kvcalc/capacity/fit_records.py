@@ -171,11 +171,7 @@ def _image_keys(result: Fit) -> ImageRecord:
         return {}
     tokens = vision.image_tokens(*result.options.image_size)
     frame = tokens // vision.frames if vision.frames > 1 else None
-    return {
-        "images": result.options.max_images,
-        "image_tokens": tokens,
-        "frame_tokens": frame,
-    }
+    return {"images": result.options.max_images, "image_tokens": tokens, "frame_tokens": frame}
 
 
 def _loading_keys(result: Fit) -> LoadingRecord:

@@ -10,12 +10,7 @@ from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.diagnosis.log_reader import (
-    Boot,
-    find_gpu,
-    unified_memory,
-    with_memory,
-)
+from kvcalc.diagnosis.log_reader import Boot, find_gpu, unified_memory, with_memory
 from kvcalc.errors import UserError
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu

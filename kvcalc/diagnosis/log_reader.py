@@ -181,9 +181,7 @@ def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
         assert start, pattern
         expression = pattern.replace("<device>", r"(?P<device>\S+)")
         expression = re.sub(
-            r"(?<!P)<(\w+)>",
-            lambda field: rf"(?P{field[0]}{NUMBER})(?!\d)",
-            expression,
+            r"(?<!P)<(\w+)>", lambda field: rf"(?P{field[0]}{NUMBER})(?!\d)", expression
         )
         patterns.append((start[0], re.compile(expression)))
     return patterns

@@ -167,8 +167,7 @@ class Workload(Question, frozen=True):
         super().__post_init__()
         if self.client == OPEN and self.max_concurrency:
             raise UserError(
-                "client open has no max-concurrency",
-                "A closed loop has: --client closed",
+                "client open has no max-concurrency", "A closed loop has: --client closed"
             )
         if self.client not in ("", OPEN) and not self.max_concurrency:
             raise UserError(
@@ -247,8 +246,7 @@ class ServerSettings(Question, frozen=True):
         super().__post_init__()
         if self.prefill_replicas > 1 and not self.disaggregate:
             raise UserError(
-                "prefill-replicas need separate replicas for the prompts",
-                "Add --disaggregate",
+                "prefill-replicas need separate replicas for the prompts", "Add --disaggregate"
             )
 
 

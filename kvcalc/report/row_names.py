@@ -54,9 +54,7 @@ class Sides(NamedTuple):
 
 
 def sides(
-    records: Records,
-    keys: Iterable[str] = DEPLOYMENT,
-    wording: Mapping[str, str] = WORDING,
+    records: Records, keys: Iterable[str] = DEPLOYMENT, wording: Mapping[str, str] = WORDING
 ) -> Sides:
     """Return the keys in which records differ, and a short name for each record from these values.
 

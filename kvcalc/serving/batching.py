@@ -37,10 +37,7 @@ from kvcalc.serving.cache_accounting import (
 )
 from kvcalc.serving.requests import ArrivalQueue
 from kvcalc.serving.speculation import Drafting
-from kvcalc.serving.step_timers import (
-    StepTimer,
-    StepTimeSegment,
-)
+from kvcalc.serving.step_timers import StepTimer, StepTimeSegment
 
 
 class Limits(NamedTuple):

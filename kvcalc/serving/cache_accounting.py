@@ -61,11 +61,7 @@ class Pool(NamedTuple):
 
 
 def make_pool(
-    capacity: Fit,
-    cache: str,
-    max_model_len: int,
-    max_tokens: int,
-    draft_slots: int = 0,
+    capacity: Fit, cache: str, max_model_len: int, max_tokens: int, draft_slots: int = 0
 ) -> Pool:
     """Return the KV cache memory of one data-parallel rank, with a table of bytes by tokens.
 

@@ -326,9 +326,7 @@ def doubling_context(
     return bisect_left(range(last), True, lo=1, key=doubled)
 
 
-def latency_records(
-    requests: Sequence[tuple[TimedDeployment, LatencyOptions]],
-) -> list[Record]:
+def latency_records(requests: Sequence[tuple[TimedDeployment, LatencyOptions]]) -> list[Record]:
     """Return the latency of batches of equal requests as flat JSON records.
 
     The keys are those of `LatencyRecord`. Some of them need an explanation:

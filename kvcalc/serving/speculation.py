@@ -124,11 +124,7 @@ def verification(count: Num, drafted: Num, context: int) -> Batch:
 
 
 def step_times(
-    target: TimedDeployment,
-    draft: TimedDeployment,
-    context: int,
-    batch_size: Num,
-    drafted: int,
+    target: TimedDeployment, draft: TimedDeployment, context: int, batch_size: Num, drafted: int
 ) -> StepTimes:
     """Return the times of one decode step with and without speculative decoding.
 

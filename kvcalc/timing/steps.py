@@ -87,9 +87,7 @@ class OperatorTime(NamedTuple):
 
 
 def operator_seconds(
-    operators: Sequence[Operator],
-    gpu: Gpu,
-    calibration: Calibration,
+    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
 ) -> list[OperatorTime]:
     """Return the predicted time of each operator of a forward pass, at least its datasheet bound.
 
@@ -161,11 +159,7 @@ class PassTime(NamedTuple):
     engine: Any
 
 
-def pass_time(
-    operators: Sequence[Operator],
-    gpu: Gpu,
-    calibration: Calibration,
-) -> PassTime:
+def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> PassTime:
     """Return the predicted time of one forward pass: its operators, plus the engine's overhead.
 
     Args:
@@ -197,11 +191,7 @@ def summed_time(
     return PassTime(seconds, uncalibrated / seconds, engine)
 
 
-def kernel_seconds(
-    operators: Sequence[Operator],
-    gpu: Gpu,
-    calibration: Calibration,
-) -> Any:
+def kernel_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> Any:
     """Return the predicted seconds of a forward pass without the engine's overhead.
 
     It is the sum over the operators, which run one after the other: a float or an array.

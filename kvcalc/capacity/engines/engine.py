@@ -314,10 +314,7 @@ def downcast(title: str, model: Model, precision: Precision, to: str) -> Precisi
 
 
 def scaled_index_keys(
-    entry: CacheEntry,
-    part: Sequence[CacheEntry],
-    formats: Formats,
-    settings: EngineSettings,
+    entry: CacheEntry, part: Sequence[CacheEntry], formats: Formats, settings: EngineSettings
 ) -> RowFormat:
     """Return the format in which vLLM and SGLang store a cache entry.
 

@@ -29,13 +29,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.capacity.engines.engine import INDEX_ROW
-from kvcalc.capacity.engines.layout import (
-    LayerCache,
-    Pages,
-    StoredEntry,
-    StoredPart,
-    pages,
-)
+from kvcalc.capacity.engines.layout import LayerCache, Pages, StoredEntry, StoredPart, pages
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import Span
 from kvcalc.model.model import Model

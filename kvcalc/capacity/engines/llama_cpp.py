@@ -349,8 +349,7 @@ def _plan(
     plan = caches(layers[num_host_layers:])
     if not plan.demands:
         raise UserError(
-            f"no layer of {model.name} that keeps a cache is on the GPU",
-            "Raise n-gpu-layers",
+            f"no layer of {model.name} that keeps a cache is on the GPU", "Raise n-gpu-layers"
         )
     if num_host_layers:
         plan.host = caches(layers[:num_host_layers])
@@ -397,10 +396,7 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
 
 
 def _row_format(
-    entry: CacheEntry,
-    part: Sequence[CacheEntry],
-    formats: Formats,
-    settings: EngineSettings,
+    entry: CacheEntry, part: Sequence[CacheEntry], formats: Formats, settings: EngineSettings
 ) -> RowFormat:
     """Return the format of an entry: states in fp32; keys, latents and index keys in K's type,
     values in V's.

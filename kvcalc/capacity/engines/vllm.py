@@ -240,10 +240,7 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
 
 
 def _row_format(
-    entry: CacheEntry,
-    part: Sequence[CacheEntry],
-    formats: Formats,
-    settings: EngineSettings,
+    entry: CacheEntry, part: Sequence[CacheEntry], formats: Formats, settings: EngineSettings
 ) -> RowFormat:
     """Return the format of an entry. Recurrent states without a fixed dtype have the model's
     dtype."""
@@ -264,11 +261,7 @@ VLLM = Engine(
     oldest_release=(0, 8),  # with the rules of 0.9
     memory=memory,
     has_memory_range=True,
-    takes=(
-        "max_loras",
-        "limit_mm_per_prompt",
-        "num_gpu_blocks_override",
-    ),
+    takes=("max_loras", "limit_mm_per_prompt", "num_gpu_blocks_override"),
     dtypes=tuple(DTYPES.split()),
     unmodelled=KEYS_AND_VALUES_ONLY,
     precision=_precision,

@@ -89,11 +89,7 @@ class LoadedWeights(NamedTuple):
 
 
 def load_weights(
-    model: Model,
-    formats: Formats,
-    ranks: Parallelism,
-    stage: int,
-    is_hopper: bool,
+    model: Model, formats: Formats, ranks: Parallelism, stage: int, is_hopper: bool
 ) -> LoadedWeights:
     """Return the bytes of one GPU's weights on a pipeline stage, as vLLM loads them.
 

@@ -154,10 +154,7 @@ class Panel:
             if not part.label or part.kind in (*MARKERS, "upright"):
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
-            leaders = {
-                "limit": {"linestyle": DOTTED, "linewidth": style.font / 8},
-                "quiet": {},
-            }
+            leaders = {"limit": {"linestyle": DOTTED, "linewidth": style.font / 8}, "quiet": {}}
             leader = leaders.get(part.kind, {"color": colour(number, style)})
             system = axes.get_yaxis_transform() if part.kind == "limit" else "data"
             self._label_end(part.label, place, leader, system)

@@ -25,12 +25,7 @@ from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.report.charts.chart import tokens_tick
 from kvcalc.report.row_names import shared_words, sides, split_words
 from kvcalc.report.text.table_layout import Column, Table
-from kvcalc.report.text.tables import (
-    FORMATS,
-    answer_sentence,
-    columns,
-    plural,
-)
+from kvcalc.report.text.tables import FORMATS, answer_sentence, columns, plural
 from kvcalc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -382,10 +377,7 @@ def _accuracy(result: Fit, num_configs: int) -> list[str]:
 
 
 def _details(
-    records: Records,
-    fits: Sequence[Fit],
-    result: Fit,
-    fixes: Sequence[ConfigChange | None],
+    records: Records, fits: Sequence[Fit], result: Fit, fixes: Sequence[ConfigChange | None]
 ) -> list[str]:
     """Return the notes for `--verbose`: settings, bytes of a request, transfers and memory."""
     first = records[0]

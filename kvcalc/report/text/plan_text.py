@@ -40,11 +40,7 @@ class PlanRow(PlanRecord):
     """
 
     split: Annotated[str, "parallelism of each replica", "split"]
-    max_users: Annotated[
-        int | None,
-        "requests that fit on all GPUs, at least",
-        "max users",
-    ]
+    max_users: Annotated[int | None, "requests that fit on all GPUs, at least", "max users"]
 
 
 PLAN_COLUMNS = columns(

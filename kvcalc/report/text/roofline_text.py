@@ -69,9 +69,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[T
 
 
 def pass_table(
-    deployment: TimedDeployment,
-    records: Records,
-    smallest_batches: ComputeBoundBatches | None,
+    deployment: TimedDeployment, records: Records, smallest_batches: ComputeBoundBatches | None
 ) -> Table:
     """Return the table of one forward pass: its operators, their parts, and the total.
 

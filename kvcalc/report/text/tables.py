@@ -140,12 +140,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
 
 
 def columns(
-    record: type,
-    keys: str,
-    *,
-    inputs: str = "",
-    optional: str = "",
-    hidden: str = "",
+    record: type, keys: str, *, inputs: str = "", optional: str = "", hidden: str = ""
 ) -> tuple[Column, ...]:
     """Return the columns of a table, with headings and formats from a record class.
 
