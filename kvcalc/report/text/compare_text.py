@@ -78,15 +78,16 @@ def size_table(
         records,
         SIZE_COLUMNS,
         _size_sentence(records),
-        footnotes(_storage(records, models, block_size), equal),
+        footnotes(*_storage(records, models, block_size), equal),
         details=[*dict.fromkeys(details)],
     )
 
 
 def _storage(
     records: Sequence[SizeRecord], models: Mapping[str, Model], block_size: int
-) -> str:
-    """Return a footnote on the formats of weights and cache, blocks, and engines' index keys."""
+) -> tuple[str, str]:
+    """Return footnotes on the formats of weights and cache with the blocks, and on the index keys
+    of engines; '' for a footnote that is not needed."""
     formats = {"dtype": "weights in {}", "kv_cache_dtype": "KV cache in {}"}
     storage = ", ".join([*shared_words(records, formats), f"blocks of {block_size} tokens"])
     differs = any(
@@ -94,8 +95,8 @@ def _storage(
         and cache_layout(r["kv_cache_dtype"])["index_key"].name != "fp8_block128"
         for r in records
     )
-    engines = " vLLM and SGLang store index keys in fp8." * differs
-    return f"{storage[0].upper()}{storage[1:]}.{engines}"
+    engines = "vLLM and SGLang store index keys in fp8." * differs
+    return f"{storage[0].upper()}{storage[1:]}.", engines
 
 
 def _size_sentence(records: Sequence[SizeRecord]) -> str:
