@@ -214,8 +214,9 @@ class DeploymentTimer:
         if self.speculation:
             tokens = self.speculation.num_tokens
             draft_s = seconds(Batch.decode(lengths.middle, self.sizes), model=self.draft)
-            check = verification(self.sizes, tokens, lengths.middle)
-            verify_s = seconds(check, all_positions=True)
+            verify_s = seconds(
+                verification(self.sizes, tokens, lengths.middle), all_positions=True
+            )
             step = StepTimes(tokens, None, tokens * draft_s, verify_s)
             tpot = step.per_token(self.speculation.acceptance)
             steps = later_tokens * tpot

@@ -172,8 +172,12 @@ def compare_records(
     references: dict[tuple[int, int], SizeRecord] = {}
     for name, changed in variants:
         model, precision = changed.model, changed.precision(deployment.precision)
-        form = changed.mla_form or deployment.mla_form
-        varied = replace(deployment, model=model, precision=precision, mla_form=form)
+        varied = replace(
+            deployment,
+            model=model,
+            precision=precision,
+            mla_form=changed.mla_form or deployment.mla_form,
+        )
         for batch_size, context in product(batches, contexts):
             shape = context, batch_size, precision, block_size
             size = size_record(model, *shape, deployment.parallelism)
@@ -181,10 +185,10 @@ def compare_records(
             *operators, step = roofline_records(varied, "decode", batch_size, context)
             prefill = request(varied, context, output_len=1, batch_size=batch_size)
             core = [operator for operator in operators if operator["role"] == Role.CORE]
-            core_bytes = sum(operator["cache_read_bytes"] for operator in core)
-            core_s = sum(operator["roofline_s"] for operator in core)
-            core_flops = sum(operator["flops"] for operator in core)
-            evictions = [r["vector_flops"] for r in operators if r["operator"] == "eviction"]
+            core_bytes, core_s, core_flops = (
+                sum(operator[key] for operator in core)
+                for key in ("cache_read_bytes", "roofline_s", "flops")
+            )
             stored_reduction, read_reduction = (
                 reference[key] / size[key] if size[key] else None
                 for key in ("kv_cache_bytes", "kv_cache_read_bytes")
@@ -200,7 +204,9 @@ def compare_records(
                 "attention_intensity": core_flops / core_bytes if core_bytes else None,
                 "attention_flops_per_s": core_flops / core_s if core_s else None,
                 "mha_parameters": mha_parameters,
-                "eviction_flops": sum(evictions),
+                "eviction_flops": sum(
+                    r["vector_flops"] for r in operators if r["operator"] == "eviction"
+                ),
                 **step,
                 "weight_bytes": size["weight_bytes"],  # the step does not read all weights
                 "ttft_s": prefill.ttft_s,

@@ -122,8 +122,9 @@ def run_search(
     if prices:
         gpus = tuple(gpu for gpu in space.gpus if gpu.name in prices)
         if not gpus:
-            names = ", ".join(prices)
-            raise UserError(f"prices of {names}, and none of these GPUs is looked at")
+            raise UserError(
+                f"prices of {', '.join(prices)}, and none of these GPUs is looked at"
+            )
         unpriced = [gpu.name for gpu in space.gpus if gpu.name not in prices]
         if unpriced:
             remarks.append(f"left out, as no price is given: {list_few(unpriced)}")
@@ -142,8 +143,7 @@ def run_search(
     if not any(answer.num_tried for answer in answers):
         for refusal in grid.remarks:
             raise UserError(refusal)
-        message = f"nothing to look at with {space.max_gpus} GPUs"
-        raise UserError(message, "Raise --max-gpus")
+        raise UserError(f"nothing to look at with {space.max_gpus} GPUs", "Raise --max-gpus")
     # remarks that differ only in numbers are one remark
     similar: dict[str, list[str]] = {}
     for text in grid.remarks:
@@ -234,8 +234,7 @@ def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]
             yield TargetChange([f"--max-gpus {max_gpus}"], need, larger)
     users = candidate.capacity * candidate.replicas
     if need.users and users:
-        fewer = replace(need, users=users)
-        yield TargetChange([f"--users {users}"], fewer, same_deployment)
+        yield TargetChange([f"--users {users}"], replace(need, users=users), same_deployment)
         return
     for field, name in narrower_formats(deployment, candidate.remaining_bytes < 0).items():
         precision = replace(deployment.precision, **{field: name})

@@ -231,8 +231,10 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
     for name, command in SINGLE.items():
         words = items_of(options.get(name) or "")
         if len(words) > 1:
-            text = f"a plan takes one {spelled(name)}, not {','.join(words)}"
-            raise UserError(text, f"`kvcalc {command}` takes a list")
+            raise UserError(
+                f"a plan takes one {spelled(name)}, not {','.join(words)}",
+                f"`kvcalc {command}` takes a list",
+            )
     space_options = read_question(SpaceOptions, options)
     choice = engine_choice(
         space_options.engine,

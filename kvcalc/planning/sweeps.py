@@ -470,8 +470,11 @@ def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
     predicted = np.where(validation.calibrated > 0, validation.calibrated, bounds)
     indices = np.flatnonzero(predicted > 0)
     if not len(indices):
-        reasons = "; ".join(remarks(validation))
-        raise UserError("no row has a prediction to compare with", reasons, str(path))
+        raise UserError(
+            "no row has a prediction to compare with",
+            "; ".join(remarks(validation)),
+            str(path),
+        )
     operations = defaultdict(list)
     for index in indices.tolist():
         operations[rows[index].op.replace("_", " ")].append(index)

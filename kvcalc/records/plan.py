@@ -88,10 +88,10 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
 
     `replicas` decode. `prefill_replicas` are further ones that process only prompts; 0 if each
     replica does both. `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of
-    a decode step with `max_num_seqs` sequences on each replica. Tokens per second are output
-    tokens. `time_basis` says where the times come from: fitted to this GPU (calibrated), scaled
-    from another GPU, or a datasheet bound. After a key's meaning come the heading and the format of
-    its table column.
+    a decode step with `max_num_seqs` sequences on each replica. At a rate, arriving prompts delay
+    the step. Tokens per second are output tokens. `time_basis` says where the times come from:
+    fitted to this GPU (calibrated), scaled from another GPU, or a datasheet bound. After a key's
+    meaning come the heading and the format of its table column.
     """
 
     nodes: Annotated[int, "nodes of one replica", "servers"]
@@ -109,8 +109,12 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
         "one prompt on an idle replica; null without a bound, or if no prompt was requested",
         "TTFT",
     ]
-    tpot_s: Annotated[FloatOrNull, "with the target users; null if nothing fits", "TPOT"]
-    e2e_s: Annotated[FloatOrNull, "time of a request; null without its lengths"]
+    tpot_s: Annotated[
+        FloatOrNull,
+        "with the target users, or at a rate, delayed by prompts; null if nothing fits",
+        "TPOT",
+    ]
+    e2e_s: Annotated[FloatOrNull, "time of a batch of requests; null without their lengths"]
     tokens_per_s: Annotated[
         FloatOrNull, "rate of a replica at this setting; null if nothing fits"
     ]
