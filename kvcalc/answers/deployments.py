@@ -85,8 +85,8 @@ def model_of(name: str, changes: Sequence[str]) -> "Model":
     from kvcalc.library.load import with_changes
 
     remaining = list(changes)
-    model = load_named(name, remaining)  # takes the changes that an unknown type of file needs
-    return with_changes(model, remaining)
+    # `load_named` takes the changes that an unknown type of file needs
+    return with_changes(load_named(name, remaining), remaining)
 
 
 def typed_dimensions(

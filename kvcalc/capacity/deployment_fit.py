@@ -627,8 +627,7 @@ def make_fit(
     length = options.longest_sequence(run.model)
     layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}
     if not any(layer.parts for layer in layers):  # a pass takes whole sequences
-        tokens = max(defaults.tokens, length)
-        settings = replace(settings, max_num_batched_tokens=tokens)
+        settings = replace(settings, max_num_batched_tokens=max(defaults.tokens, length))
     if options.mtp:
         extra_weights["mtp"] = mtp_weights(run.model, run.formats, ranks)
     if draft := options.draft:

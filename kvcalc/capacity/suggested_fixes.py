@@ -31,6 +31,8 @@ MAX_RANKS = 64
 MAX_SHARE = 0.97
 # of the bytes before: a format that saves less is not worth another checkpoint
 SMALLER_WEIGHTS = 0.9
+# A context of the low estimate replaces the middle one if it has this share of its tokens.
+MIN_LOW_SHARE = 0.25
 NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
 # a cache of half the bytes, by the engines' names
 EIGHT_BITS = ("fp8", "q8_0")
@@ -404,9 +406,10 @@ def at_longest_length(result: Fit) -> Fit:
     """Return the capacity at the longest context that fits, if the request states no context.
 
     This context replaces the model's maximum. It fits in the low estimate of the KV cache budget,
-    so that the engine starts with it. If no token fits in the low estimate, the requested estimate
-    counts. Return `result` unchanged if a context was requested, if no token fits, or if the
-    request fits and the low estimate fits at least one sequence.
+    so that the engine starts with it. If the low estimate fits less than MIN_LOW_SHARE of the
+    tokens of the requested estimate, the requested estimate counts. Return `result` unchanged if a
+    context was requested, if no token fits, or if the request fits and the estimate that counts
+    fits at least one sequence.
 
     Args:
         result: The capacity at the model's maximum, or at the requested context.
@@ -414,9 +417,9 @@ def at_longest_length(result: Fit) -> Fit:
     options = result.options
     if options.max_model_len:
         return result
-    for tried in (at_low_estimate(result), result):
-        if result.fits and tried.sequences:
-            break
-        if tried.longest_length:
-            return fit(result.requested, replace(options, max_model_len=tried.longest_length))
-    return result
+    low = at_low_estimate(result)
+    smallest = (result.longest_length or 0) * MIN_LOW_SHARE
+    tried = low if (low.longest_length or 0) > smallest else result
+    if (result.fits and tried.sequences) or not tried.longest_length:
+        return result
+    return fit(result.requested, replace(options, max_model_len=tried.longest_length))

@@ -119,8 +119,7 @@ class Adviser(NamedTuple):
             change: A change with which the required users fit.
         """
         predicted, tokens, flags = self.diagnosis.predicted, self.tokens, change.flags()
-        longest = max(predicted.length, tokens)
-        started = self.with_users(change, self.users, longest)
+        started = self.with_users(change, self.users, max(predicted.length, tokens))
         if not started.fits:
             flags = change.changed(max_model_len=tokens).flags()
             started = self.with_users(change, self.users, tokens)
@@ -375,9 +374,7 @@ def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
 
 
 def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> DiagnosisSummary:
-    """Return the summary of a logged start.
-
-    If the start failed or the users do not fit, it has the changes of flags that help.
+    """Return the summary of a logged start, with flags that help if it failed or users do not fit.
 
     Args:
         diagnosis: The logged start and its prediction.
@@ -394,7 +391,8 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     sequences = [logged.sequences, per_rank * predicted.ranks.dp]
     if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
-        slots = options.max_num_seqs or 1 if tokens <= predicted.length else 0
+        is_long = tokens > predicted.length and not options.kv_unified
+        slots = 0 if is_long else options.max_num_seqs or 1
         sequences = [min(slots, number, boot.counts["cells"] // tokens) for number in sequences]
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
@@ -444,8 +442,7 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> 
     if boot.failure == "occupied":
         free_bytes = boot.size("free") or 0
         free, share = format_bytes(free_bytes), format_bytes(boot.size("desired_share") or 0)
-        used = format_bytes(boot.memory - free_bytes)
-        in_use = f"{used} were in use before the start"
+        in_use = f"{format_bytes(boot.memory - free_bytes)} were in use before the start"
         return f"Failed: {in_use}, {free} are free, the engine needs {share}."
     if boot.failure == "too_long" and cache:
         needed = format_bytes(logged.needed.cache)

@@ -62,8 +62,7 @@ def measured_rows(results: Iterable[tuple[Case | None, Record]]) -> list[Record]
         results: Each measured case with its record of times. Generations have None in place of the
             case, and give no row either.
     """
-    rows = (_row(case, record) for case, record in results if case)
-    return [*filter(None, rows)]
+    return [*filter(None, (_row(case, record) for case, record in results if case))]
 
 
 def _row(case: Case, record: Record) -> Record:

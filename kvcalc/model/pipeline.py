@@ -23,8 +23,7 @@ def divisors(n: int, max_names: int = 12) -> str:
             above 4,096 are left out.
     """
     results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0]
-    more = " …" if len(results) > max_names else ""
-    return ", ".join(results[:max_names]) + more
+    return ", ".join(results[:max_names]) + " …" * (len(results) > max_names)
 
 
 def check(model: Model, parallelism: Parallelism) -> None:

@@ -415,10 +415,7 @@ class CandidateRanking:
     """
 
     def __init__(
-        self,
-        need: Requirement,
-        space: SearchSpace,
-        prices: Mapping[str, float] | None = None,
+        self, need: Requirement, space: SearchSpace, prices: Mapping[str, float] | None = None
     ) -> None:
         self.need = need
         self.max_gpus = space.max_gpus

@@ -14,11 +14,7 @@ from kvcalc.layers.batch import Batch
 from kvcalc.model.forward_pass import between_stages, handings, through_layers
 from kvcalc.model.model import Model
 from kvcalc.planning.search_space import RequestLengths, Speculation
-from kvcalc.serving.request_latency import (
-    BLOCK,
-    blocks_of,
-    prefill_passes,
-)
+from kvcalc.serving.request_latency import BLOCK, blocks_of, prefill_passes
 from kvcalc.serving.speculation import StepTimes, verification
 from kvcalc.timing.deployment import TimedDeployment
 

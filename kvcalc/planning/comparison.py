@@ -58,10 +58,7 @@ POINTS = (
 
 
 def attention_records(
-    gpu: Gpu,
-    contexts: Sequence[int],
-    batches: Sequence[int],
-    precision: Precision = PUBLISHED,
+    gpu: Gpu, contexts: Sequence[int], batches: Sequence[int], precision: Precision = PUBLISHED
 ) -> list[Record]:
     """Return FLOPs, bytes and minimum seconds of one attention layer on one GPU, by variant.
 

@@ -14,11 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvcalc.capacity.batched_fit import (
-    BatchedFit,
-    BatchedFitBuilder,
-    Layouts,
-)
+from kvcalc.capacity.batched_fit import BatchedFit, BatchedFitBuilder, Layouts
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError, list_few
 from kvcalc.layers.batch import Parallelism
@@ -219,6 +215,8 @@ def make_batch(
     With several pipeline stages, a prompt also delays the micro-batches of the other stages. The
     divisor is then share^stages, but at least share ÷ stages. This approximates `serve`.
 
+    With `max_num_seqs` 1, prompts wait instead.
+
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. With m output tokens per request, a replica with n sequences then generates n ·
     m tokens in the time of m − 1 decode steps. ⌈requests per second · TTFT⌉ further replicas
@@ -264,7 +262,7 @@ def make_batch(
             # 0 stages leave out the delay: at peak rates, a pass may overlap prompts and decodes,
             # so only the decode step is a lower bound of TPOT
             num_stages = [d.parallelism.pp if d.calibration else 0 for d in deployments]
-            stages = np.array(num_stages)[index]
+            stages = np.array(num_stages)[index] * (sequences > 1)
             divisor = np.fmax(share**stages, share / np.maximum(stages, 1))
             step_s /= divisor
             tpot /= divisor
@@ -505,8 +503,7 @@ class SearchGrid:
         for gpu in self.space.gpus:
             is_included = self.space.includes(gpu, base.parallelism)
             if gpu.name in self.calibrations and is_included:
-                calibration = self.calibrations[gpu.name]
-                deployment = replace(base, gpu=gpu, calibration=calibration)
+                deployment = replace(base, gpu=gpu, calibration=self.calibrations[gpu.name])
                 with self._noting_refusals():
                     _ = deployment.ranks  # raises UserError if the nodes do not fit
                     deployments.append(deployment)

@@ -301,8 +301,7 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
     models = [name for name in space_options.draft if name != "none"]
     if models and not counts:
         raise UserError(
-            "a draft needs num-speculative-tokens",
-            "`kvcalc latency --draft` finds the best",
+            "a draft needs num-speculative-tokens", "`kvcalc latency --draft` finds the best"
         )
     drafts = [
         Speculation(*values) for values in product(models, counts, acceptances or [ACCEPTANCE])

@@ -250,10 +250,7 @@ def generation_work(
 
 
 def roofline_passes(
-    deployment: TimedDeployment,
-    context: int,
-    batch_sizes: Sequence[int],
-    phase: str = "decode",
+    deployment: TimedDeployment, context: int, batch_sizes: Sequence[int], phase: str = "decode"
 ) -> list[list[Record]]:
     """Return the roofline of a forward pass for each batch size, as lists of records.
 
@@ -471,9 +468,7 @@ def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
     indices = np.flatnonzero(predicted > 0)
     if not len(indices):
         raise UserError(
-            "no row has a prediction to compare with",
-            "; ".join(remarks(validation)),
-            str(path),
+            "no row has a prediction to compare with", "; ".join(remarks(validation)), str(path)
         )
     operations = defaultdict(list)
     for index in indices.tolist():

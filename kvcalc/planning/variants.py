@@ -407,8 +407,7 @@ def _grouped(model: Model, groups: int | None) -> tuple[Model, str]:
         }
         return Grouped(**fields | UNLIMITED | sizes)
 
-    changed = _replace_attention(model, change)
-    return changed, widths
+    return _replace_attention(model, change), widths
 
 
 def _latent(model: Model, name: str, value: str) -> Model:

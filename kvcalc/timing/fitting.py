@@ -617,8 +617,7 @@ def select_rows(
 
     shared_rows = []
     if stack == "vllm" and not any(row.op == "mla_decode" for row in own_rows):
-        architecture = gpu.architecture.partition(" ")[0]
-        kernels = SHARED_LATENT_KERNELS.get(architecture, ())
+        kernels = SHARED_LATENT_KERNELS.get(gpu.architecture.partition(" ")[0], ())
         for row in rows:
             if row.op == "mla_decode" and (row.framework, row.kernel, row.dtype) in kernels:
                 shared_rows.append(row._replace(version=""))

@@ -374,8 +374,7 @@ class KernelTimer(NamedTuple):
                 kernel_model = replace(kernel_model, attends=operator.form)
             sizes = new, keys, shape.key + shape.value
         else:
-            head_dim = (shape.key + shape.value) / 2
-            sizes = shape.kv_heads, head_dim, new, 0, keys
+            sizes = shape.kv_heads, (shape.key + shape.value) / 2, new, 0, keys
         us = kernel_model.us(self.parameters, maximum(count, 1), shape.heads, *sizes)
         last_keys = minimum(past + new, maximum(keys, 2 * keys - past - 1))
         step = self._decode(operator, shape, [(count, 1, past, count * last_keys)])

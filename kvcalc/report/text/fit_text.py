@@ -222,7 +222,7 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: 
     else:
         low = record["low_num_seqs"]
         minimum = f", at least {low:,}" if low is not None and low < best.sequences else ""
-        if is_server and limit and limit < best.sequences:
+        if is_server and limit and best.options.requested_num_seqs <= limit < best.sequences:
             counts = f"{plural(limit, 'user')} of {best.length:,} tokens, the server's maximum,"
             clauses = [f", with memory for {best.sequences:,}{minimum}"]
         else:

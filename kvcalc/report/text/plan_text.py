@@ -82,8 +82,6 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
-    elif answer.need.rate and accuracy:
-        accuracy = "The delay by arriving prompts is estimated; `kvcalc serve` simulates it."
     notes = [", ".join(formats), basis, accuracy]
     details = [
         tried,

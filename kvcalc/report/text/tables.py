@@ -363,7 +363,9 @@ def time_footnotes(records: Records) -> list[str]:
         basis = f"Times are {source} the calibration of {names}."
     accuracy = []
     errors = [r.get("time_p90_error") or 0.0 for r in predictions]
-    if errors and all(errors):
+    if any(r.get("users", 1) is None for r in predictions):
+        accuracy.append("The delay by arriving prompts is estimated.")
+    elif errors and all(errors):
         accuracy.append(f"In 90% of measured runs, the error is at most {max(errors):.0%}.")
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     if share >= MIN_MENTIONED_SHARE:
