@@ -365,16 +365,16 @@ def _goals(record: Record) -> str:
 def _served(records: Records) -> str:
     """Return a sentence on the figures of the best server under the first load.
 
-    At a given rate, the best server has the shortest median latency. Otherwise it has the most
-    tokens per second.
+    At a given rate, the best server has the shortest median latency. Without a rate, or if a queue
+    grows without end, it has the most tokens per second.
     """
     first = records[0]
     equal = equal_records(comparable_records(records), first, "rate", "max_concurrency")
-    if not any(r["completed"] for r in equal):
-        return answer_sentence(f"{_server_words(first)} serves none of these requests")
     equal = [r for r in equal if r["completed"]]
+    if not equal:
+        return answer_sentence(f"{_server_words(first)} serves none of these requests")
     key, sign, title = "throughput_tokens_per_s", -1, "the most of these servers"
-    if first["rate"]:
+    if first["rate"] and not any(r["diverges"] for r in equal):
         key, sign, title = "e2e_p50_s", 1, "the fastest of these servers"
     best = min(equal, key=lambda r: sign * (r.get(key) or 0.0))
     values = [r.get(key) or 0.0 for r in equal]
