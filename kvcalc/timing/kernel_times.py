@@ -338,8 +338,7 @@ class KernelTimer(NamedTuple):
         def us_of(new: Any) -> Any:
             sizes: tuple[Any, ...] = sequences, shape.heads * new, length
             if shape.kv_heads:
-                head_dim = (shape.key + shape.value) / 2
-                sizes = *sizes[:2], shape.kv_heads, head_dim, length, 0
+                sizes = *sizes[:2], shape.kv_heads, (shape.key + shape.value) / 2, length, 0
             return kernel_model.us(self.parameters, *sizes)
 
         us = us_of(tokens)
