@@ -27,7 +27,7 @@ NUMBERS = (int, float)
 class Points(tuple[Any, ...]):
     """Several numbers that behave like a NumPy array of shape [points], without importing NumPy.
 
-    A formula is evaluated at several points at once, such as at three batch sizes. For a few
+    A formula is evaluated at several points in one call, such as at three batch sizes. For a few
     points, `Points` avoids the import of NumPy, so that a command starts fast. Operators such as +
     and ≥ apply to each number. Together with a NumPy array, the result is a NumPy array.
     """

@@ -154,7 +154,7 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
     Args:
         options: The options with the names of GPUs. `memory` and `inter_node_bandwidth` replace
             the memory and the bandwidth between nodes in each GPU.
-        is_timed: Whether the answer has times. If the user asked for `all` GPUs, GPUs without a
+        is_timed: Whether the answer has times. If the request has `all` GPUs, GPUs without a
             published FLOP rate are then left out.
     """
     from kvcalc.library.load import load_gpu, with_memory, with_rate_between
@@ -253,7 +253,7 @@ def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[
 
     Args:
         options: Each an item with one value for tp. Items without `--tp auto` do not change.
-        models: The models, all of which must be divisible by the size.
+        models: The models. The size must divide each of them.
     """
     from msgspec.structs import replace
 

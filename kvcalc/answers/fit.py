@@ -87,9 +87,9 @@ def run(
         placing: Option name → value, for the options in `PlacementOptions`: GPUs, data types and
             parallelism.
         studies: Request lengths for which the waste of memory allocators is computed too.
-        allocations: Steps of sequences to simulate in the KV cache, instead of what fits: `A 1024
-            50; free A` reserves 1,024 tokens for A, stores 50, then releases A. Or the path of a
-            file with steps; '' for none.
+        allocations: Steps of sequences to simulate in the KV cache, instead of the users that fit:
+            `A 1024 50; free A` reserves 1,024 tokens for A, stores 50, then releases A. Or the path
+            of a file with steps; '' for none.
         matrix: Whether to answer instead with a matrix for each deployment: the free KV cache bytes
             of one GPU for each number of users and each context. They come from the options
             max_num_seqs and max_model_len, or else are usual values.
@@ -282,7 +282,7 @@ def fit_answer(
         studies: Request lengths for which the waste of memory allocators is computed too.
         words: The words that the user typed, which suggested commands repeat.
         allocations: Steps such as `A 1024 50; free A`, or their file. The answer then simulates
-            them in the KV cache of the first deployment, instead of what fits. '' for none.
+            them in the first deployment's KV cache, instead of the users that fit. '' for none.
         emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.
     """

@@ -74,7 +74,7 @@ def takes_options(
 
 
 class Deployment(deployment.TimedDeployment, frozen=True):
-    """A model on one replica of GPUs. Each method does what the command of the same name does.
+    """A model on one replica of GPUs. Each method answers like the command of the same name.
 
     The methods take the command's options as keyword arguments, and raise the command's errors. A
     value is a text as on the command line, or a Python value. A list gives a record per item, if
@@ -101,7 +101,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
 
     @takes_options(FitQuestion, StudyOptions)
     def fit(self, options: Settings) -> Answer:
-        """Compute what fits: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes` and more.
+        """Compute users and memory: `fits`, `max_num_seqs`, `max_model_len`, `kv_budget_bytes`.
 
         `fits` says whether the requested users fit, by default one. `max_num_seqs` is the number of
         sequences that fit on the replica, and `kv_budget_bytes` the memory for the KV cache on one

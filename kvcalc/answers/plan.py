@@ -27,10 +27,10 @@ def run(
     """Find the best deployments for a load. The exit status is 1 if none meets the targets.
 
     The answer has at most five deployments for each model and each combination of load and targets.
-    The best has the lowest price per hour, or without prices the fewest GPUs; then the lowest TPOT
-    decides. The best of each GPU model are included, and without prices come first. If none meets
-    the targets, the answer has the one that misses them least. Up to five with only datasheet
-    bounds follow.
+    The best has the lowest price per hour, or without prices the smallest number of GPUs. Then the
+    lowest TPOT decides. The best of each GPU model are included, and without prices come first. If
+    none meets the targets, the answer has the one that misses them least. Up to five with only
+    datasheet bounds follow.
 
     Args:
         models: Models, each word a name or a comma-separated list.
@@ -53,14 +53,14 @@ def plan_answer(
     """Return the best deployments for each combination of a load and its targets.
 
     At most five are returned for each model, the best first: the lowest price per hour, or without
-    prices the fewest GPUs, then the lowest TPOT. Up to five with only datasheet bounds follow. The
-    exit status of the answer is 1 if no deployment meets the targets. The answer then has the one
-    of each model that misses them least.
+    prices the smallest number of GPUs, then the lowest TPOT. Up to five with only datasheet bounds
+    follow. The exit status of the answer is 1 if no deployment meets the targets. The answer then
+    has the one of each model that misses them least.
 
     Args:
-        models: The models, each of which is tried.
+        models: The models. Each is tried.
         options: Option name → value, for the options in `Requirement` (load and targets) and
-            `SpaceOptions` (what is tried).
+            `SpaceOptions` (the tried deployments).
         points: File to write with every configuration that was tried; '' for none.
         emit: Form in which the best deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.

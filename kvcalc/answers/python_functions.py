@@ -83,7 +83,7 @@ def of_kind(value: Value, noun: str, *kinds: type) -> Value:
 
     Args:
         value: The value.
-        noun: What the value should be, for the message `VALUE is no NOUN`.
+        noun: Kind of value that is expected, for the message `VALUE is no NOUN`.
         kinds: The allowed types.
 
     Raises:

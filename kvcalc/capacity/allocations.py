@@ -423,7 +423,7 @@ class AllocationRun(NamedTuple):
 def run_allocations(
     steps: Sequence[AllocationStep], memory: int, longest: int, block: int
 ) -> AllocationRun:
-    """Compute what three allocators do with each line of a script: slots, first fit and pages.
+    """Run each line of a script in three allocators: slots, first fit and pages.
 
     Args:
         steps: The lines of the script from `read_script`, without its `memory` line.

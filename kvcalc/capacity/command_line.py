@@ -83,7 +83,7 @@ class Command(NamedTuple):
     def deployment(self, gpu: Gpu) -> TimedDeployment:
         """Return the deployment that the command line describes, on the GPU model `gpu`.
 
-        Its model, precision and parallelism are those of the command line.
+        It has the model, precision and parallelism of the command line.
         """
         precision = with_values(Precision(), self.settings)
         return TimedDeployment(
@@ -176,7 +176,7 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
 
     Args:
         words: Words of the line, or the complete line as one word.
-        changes: Changes of the loaded model's fields, as typed after `--set`, such as
+        changes: Changes of the loaded model's fields, in the form of `--set`, such as
             ["layers=16"]; None for none.
 
     Raises:
@@ -267,7 +267,7 @@ def interpret_flags(
         dialect: The engine's command-line syntax.
         model_words: The model's name as written in the command line.
         values: Parsed value of each flag, by the kvcalc option that it sets (`Flag.name`).
-        changes: Changes of the loaded model's fields, as typed after `--set`, such as
+        changes: Changes of the loaded model's fields, in the form of `--set`, such as
             ["layers=16"]; None for none.
 
     Raises:
@@ -414,9 +414,9 @@ def command_of(
 
     Args:
         deployment: The deployment.
-        options: The options of `fit`, which name the engine. Those that differ from their defaults
-            become flags.
-        model_words: The model's name as typed; "" if unknown. The command line uses it if the
+        options: The options of `fit`, which name the engine. Options with other values than their
+            defaults become flags.
+        model_words: The user's word for the model; "" if unknown. The command line uses it if the
             engine understands it, otherwise the model's name on the Hugging Face Hub or a file's
             path.
     """

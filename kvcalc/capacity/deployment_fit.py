@@ -70,7 +70,7 @@ class CapacityLimits(NamedTuple):
 class Fit(msgspec.Struct, frozen=True, dict=True):
     """The capacity of a deployment: its memory, its KV cache budget, and how many sequences fit.
 
-    All bytes are for one GPU of the pipeline stage that fits the fewest sequences. Numbers of
+    All bytes are for one GPU of the pipeline stage that limits the sequences. Numbers of
     sequences are for the replica (all data-parallel ranks), unless stated otherwise.
 
     Attributes:
@@ -311,13 +311,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def plan(self) -> CacheLayout:
-        """Return one GPU's cache layout on `stage`, the stage that fits the fewest sequences."""
+        """Return one GPU's cache layout on `stage`, the stage that limits the sequences."""
         return self.plans[self.stage]
 
     @cached_property
     def content(self) -> Content:
         """Return a layout that computes the bytes of stored rows only, without blocks and padding.
-        It is for one GPU of `stage`, the pipeline stage that fits the fewest sequences."""
+        It is for one GPU of `stage`, the pipeline stage that limits the sequences."""
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
@@ -327,13 +327,13 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def terms(self) -> MemoryBreakdown:
         """Return the bytes of one GPU outside the KV cache by use, in the middle estimate.
-        The GPU is of `stage`, the pipeline stage that fits the fewest sequences."""
+        The GPU is of `stage`, the pipeline stage that limits the sequences."""
         return self.stage_terms["middle"][self.stage]
 
     @property
     def estimate_terms(self) -> MemoryBreakdown:
         """Return the bytes of one GPU outside the KV cache by use, in the requested estimate.
-        The GPU is of `stage`, the pipeline stage that fits the fewest sequences."""
+        The GPU is of `stage`, the pipeline stage that limits the sequences."""
         return self.stage_terms[self.estimate][self.stage]
 
     @property
@@ -347,7 +347,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def remaining(self) -> dict[str, int]:
         """Return the bytes of one GPU that the KV cache gets by estimate: "low", "middle", "high".
-        The GPU is of `stage`, the stage that fits the fewest sequences. Bytes are negative if other
+        The GPU is of `stage`, the stage that limits the sequences. Bytes are negative if other
         memory exceeds the engine's share. A cache size in the options does not count."""
         return {
             name: self.remaining_bytes(stage_terms[self.stage])
@@ -356,7 +356,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def kv_budget(self) -> int:
-        """Return the bytes of KV cache on one GPU of `stage`, which fits the fewest sequences.
+        """Return the bytes of KV cache on one GPU of `stage`, which limits the sequences.
         A size in the options counts, else the requested estimate. The result is at least 0."""
         return self.cache_bytes(self.stage, self.estimate_terms)
 
@@ -496,7 +496,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def needed_bytes(self) -> int:
         """Return the bytes of KV cache that the requested sequences need on one GPU.
-        The GPU is of `stage`, the pipeline stage that fits the fewest sequences."""
+        The GPU is of `stage`, the pipeline stage that limits the sequences."""
         return self.plan.needed(self.num_requested, self.length, self.options.shared_prefix)
 
     @property
@@ -535,7 +535,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     @property
     def headroom_bytes(self) -> int:
         """Return the bytes of KV cache on one GPU that the requested sequences leave free.
-        The GPU is of `stage`, which fits the fewest sequences. Missing bytes are negative."""
+        The GPU is of `stage`, which limits the sequences. Missing bytes are negative."""
         if self.missing_free_bytes:
             return -self.missing_free_bytes
         shortage = 0 if self.has_given_cache else self.shortage_bytes

@@ -87,7 +87,7 @@ FORMAT_NAMES: dict[str, dict[str, str]] = {
 }
 
 
-# names of flags that printed commands repeat as typed
+# names of flags that printed commands repeat unchanged
 REPEATED_FLAGS = """
     kv_cache_dtype speculation draft_name prediction drafting_steps drafted_branches verified_tokens
 """

@@ -46,13 +46,13 @@ ItemLimits = dict[Literal["image", "video", "audio"], Count | ItemLimit]
 class FitOptions(FitQuestion, frozen=True):
     """The options of `fit`: a `FitQuestion` whose named files are loaded.
 
-    All other fields are those of `FitQuestion`, such as `engine` and `max_model_len`.
+    All other fields are in `FitQuestion`, such as `engine` and `max_model_len`.
 
     Attributes:
         draft: Draft model for speculative decoding; None without one.
         from_log: Corrections from an engine's start-up log; None without a log.
         typed_flags: (kvcalc's name of a flag, value) of those flags of an engine's command line
-            that printed commands repeat as typed. Other options count their memory.
+            that printed commands repeat unchanged. Other options count their memory.
     """
 
     draft: Model | None = None  # type: ignore[assignment]
@@ -204,7 +204,7 @@ def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
     "max_model_len": "4k"}` gives two results.
 
     Args:
-        values: Value of each option, by option name. A value is a text as typed, a Python value, or
+        values: Value of each option, by option name. A value is a text, a Python value, or
             a list of either.
     """
     files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
@@ -243,7 +243,7 @@ def read_item_limits(text: str) -> dict[str, ItemLimit]:
     Examples: `{"image": 2, "video": {"count": 0}}` and `image=2,video=0` give the same limits.
 
     Args:
-        text: The option as typed; "" for no limits.
+        text: The option in the words of the user; "" for no limits.
 
     Raises:
         UserError: The text has another form.

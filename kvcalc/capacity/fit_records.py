@@ -35,8 +35,8 @@ class TypedRequest(NamedTuple):
     """The parts of a request as the user typed them, to repeat them in printed commands.
 
     Attributes:
-        model: Name or path of the model as typed; "" if it equals the model's own name.
-        gpu: Name or file of the GPU model as typed; "" if it equals the GPU model's own name.
+        model: The user's word for the model; "" if it equals the model's own name.
+        gpu: The user's word for the GPU; "" if it equals the GPU model's own name.
         options: Words of typed kvcalc options that no flag of an engine expresses.
         all_experts: Whether the request has `--enable-expert-parallel`. Advice then has no `--ep`.
         flags: Flags of the engine's command line that the prediction ignores; "" for none.

@@ -94,7 +94,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def vision(self) -> Vision | None:
         """Return the vision tower for images of the requested size; None if the model has none.
 
-        Its numbers of patches and tokens are those of one such image.
+        Its numbers of patches and tokens are for one such image.
         """
         tower = self.model.vision
         if not tower:

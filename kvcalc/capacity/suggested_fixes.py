@@ -130,8 +130,8 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         example because another checkpoint is needed.
 
         Args:
-            model_name: The model's name as typed; "" if unknown. The flags do not contain it. It
-                tells whether the change needs another checkpoint.
+            model_name: The user's word for the model; "" if unknown. The flags do not contain it.
+                It tells whether the change needs another checkpoint.
         """
         before = command_of(self.request.requested, self.request.options, model_name)
         after = command_of(self.deployment, self.options, model_name)
@@ -270,7 +270,7 @@ def advice(
 
     Args:
         result: The capacity of the request.
-        model_name: The model's name as typed; "" if unknown. Only a command line needs it.
+        model_name: The user's word for the model; "" if unknown. Only a command line needs it.
         as_command: Whether the request is an engine's command line. The advice then names the
             engine's own flags instead of kvcalc's options.
         all_experts: Whether the request has `--enable-expert-parallel`. Changes then state no

@@ -55,7 +55,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The datasheet of one GPU or accelerator model. Each field is a key of its YAML preset file.
 
-    None means that no source gives the number. Rates and sizes are those of one GPU.
+    None means that no source gives the number. Rates and sizes are for one GPU.
 
     Attributes:
         name: Name of the preset, such as `h100-sxm`.
@@ -165,7 +165,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
         their memory traffic.
 
         Args:
-            dtype: A dtype, such as `bf16`, or several separated by `/`, of which one suffices.
+            dtype: A dtype, such as `bf16`, or several separated by `/`; one of them suffices.
         """
         return bool(self._units(dtype))
 
@@ -438,7 +438,7 @@ class GpuRates:
         A peak of a wider dtype counts too, because the GPU can convert the operands.
 
         Args:
-            dtype: A dtype, such as `bf16`, or several separated by `/`, of which one suffices.
+            dtype: A dtype, such as `bf16`, or several separated by `/`; one of them suffices.
         """
         import numpy as np
 

@@ -140,7 +140,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
             and tensor parallelism divides the outputs into H units. If a matrix has D outputs, or
             `rows`, the inputs are divided instead. `norm: d` is an undivided vector of d elements.
             `bias f` adds a bias if field f is set. `if` is the condition for the weight. `copies E`
-            is E equal matrices, of which a token uses `active k`.
+            is E equal matrices; a token uses k of them (`active k`).
         LETTERS: The field that each letter of a size stands for. D is the hidden size.
         ROLE: Group of this part's operators, by which reports select operators.
         num_experts: Number of routed experts in the layer.

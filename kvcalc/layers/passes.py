@@ -88,7 +88,7 @@ class Pass:
         """Begin to build the operators of all layers of one kind, or of weights outside the layers.
 
         The operators that later calls return get this kind as their layer and this count as their
-        number of runs. Their costs are those of one layer.
+        number of runs. Their costs are for one layer.
 
         Args:
             kind: Name of the kind of layer; '' outside the layers.
@@ -147,7 +147,7 @@ class Pass:
     def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
         """Return the number of pairs, such as (query, key) pairs, of all sequences on this GPU.
 
-        The pairs are those of one head in one layer: Σ count · visible(new, past) over the groups
+        The pairs are for one head in one layer: Σ count · visible(new, past) over the groups
         of equal sequences. The FLOPs of attention are proportional to this number.
 
         Args:

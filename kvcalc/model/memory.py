@@ -279,7 +279,7 @@ def fullest_stage(
 ) -> Stage:
     """Return the pipeline stage whose GPUs have the most bytes of weights and stored cache.
 
-    Sizes for "one GPU" are those of a GPU of this stage. If stages are equal, the first of them is
+    Sizes for "one GPU" are for a GPU of this stage. If stages are equal, the first of them is
     returned.
 
     Args:

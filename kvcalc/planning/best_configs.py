@@ -524,7 +524,7 @@ class CandidateRanking:
 def candidate_record(candidate: Candidate, price: float = 0.0) -> CandidateRecord:
     """Return the JSON record of a candidate (a deployment with a number of replicas).
 
-    The keys are those of `CandidateRecord`. Capacity and times are for one replica that runs
+    The keys are in `CandidateRecord`. Capacity and times are for one replica that runs
     `max_num_seqs` sequences. Costs and energy per token are for all GPUs under the required load.
     Energy assumes that the GPUs draw full power.
 

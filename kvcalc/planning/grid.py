@@ -206,16 +206,8 @@ def make_batch(
     and the users are divided among the replicas. Otherwise it has one for each value of
     `max_num_seqs`, with as many replicas as the load needs.
 
-    Without a number of users, prompts that arrive delay the decode steps of a replica. `share` is
-    the share of time without prompts: 1 − requests per second of a replica · seconds per prompt in
-    a batch of `max_num_seqs` prompts. TPOT (time per output token) is the time of a decode step ÷
-    share. Example: 2 requests per second with prompts of 0.235 s leave a share of 0.53. A step of
-    24.6 ms becomes a TPOT of 46.4 ms, and `serve` simulates 48.4 ms.
-
-    With several pipeline stages, a prompt also delays the micro-batches of the other stages. The
-    divisor is then share^stages, but at least share ÷ stages. This approximates `serve`.
-
-    With `max_num_seqs` 1, prompts wait instead.
+    Without a number of users, prompts that arrive delay the decode steps of a replica, as
+    `delayed_share` says.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. With m output tokens per request, a replica with n sequences then generates n ·
@@ -227,7 +219,7 @@ def make_batch(
         estimates: Memory and times of all deployments.
         indices: Positions of the deployments to include, in the first axis of the arrays in
             `estimates`.
-        space: The search space, of which only the maximum number of GPUs is used.
+        space: The search space. Only its maximum number of GPUs is used.
         is_disaggregated: Whether separate replicas process the prompts.
     """
     import numpy as np
@@ -258,14 +250,14 @@ def make_batch(
         total = np.minimum(required, replicas * rate)
         if not is_disaggregated:
             prompt_s = (e2e - (output - 1) * step_s) / sequences
-            share = 1 - total / output / replicas * prompt_s
             # 0 stages leave out the delay: at peak rates, a pass may overlap prompts and decodes,
-            # so only the decode step is a lower bound of TPOT
+            # so only the decode step is a lower bound of TPOT; a single sequence has no prompts
+            # beside it
             num_stages = [d.parallelism.pp if d.calibration else 0 for d in deployments]
             stages = np.array(num_stages)[index] * (sequences > 1)
-            divisor = np.fmax(share**stages, share / np.maximum(stages, 1))
-            step_s /= divisor
-            tpot /= divisor
+            share = delayed_share(1 - total / output / replicas * prompt_s, stages)
+            step_s /= share
+            tpot /= share
     prefill_replicas = replicas * 0
     if is_disaggregated:
         busy = np.ceil(np.nan_to_num(total / output * prefill_s))
@@ -287,6 +279,26 @@ def make_batch(
     }
     figures |= check_targets(need, figures | {"tpot": step_s}, space.max_gpus)
     return CandidateBatch(need, timer.speculation, deployments, index, figures)
+
+
+def delayed_share(free: Array, stages: Array) -> Array:
+    """Return the decode step ÷ TPOT (time per output token), because prompts delay decode steps.
+
+    With one stage it is `free`, the share of time without prompts. Example: 2 requests per second
+    with prompts of 0.235 s leave a share of 0.53. A step of 24.6 ms becomes a TPOT of 46.4 ms, and
+    `serve` simulates 48.4 ms.
+
+    With several pipeline stages, a prompt also delays the micro-batches of the other stages. The
+    result is then free^stages, but at least free ÷ stages, which approximates `serve`.
+
+    Args:
+        free: Share of time without prompts, by candidate: 1 − requests per second of a replica ·
+            seconds per prompt in a batch of `max_num_seqs` prompts.
+        stages: Number of pipeline stages, by candidate; 0 for no delay.
+    """
+    import numpy as np
+
+    return np.fmax(free**stages, free / np.maximum(stages, 1))
 
 
 def _number_candidates(

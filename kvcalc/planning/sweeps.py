@@ -56,7 +56,7 @@ def geometric_steps(first: int, last: int) -> list[int]:
 class CacheCurve(NamedTuple):
     """KV cache bytes of one model at several contexts, for a plot, with the bytes of its weights.
 
-    A context is the number of tokens of each sequence. All bytes are those of one GPU: the GPU that
+    A context is the number of tokens of each sequence. All bytes are for one GPU: the GPU that
     stores the most weights and KV cache.
 
     Attributes:
@@ -195,7 +195,7 @@ def _has_part(model: Model, kind: type) -> bool:
 class GenerationWork(NamedTuple):
     """Matrix FLOPs of each new token of one sequence, with and without a KV cache, for a plot.
 
-    FLOPs are those of one GPU of each pipeline stage, summed over the stages. All lists have one
+    FLOPs are for one GPU of each pipeline stage, summed over the stages. All lists have one
     number per length.
 
     Attributes:

@@ -331,7 +331,7 @@ def arguments_for(run: Callable[..., Any], values: Mapping[str, Any]) -> dict[st
 
     Args:
         run: Function of the command.
-        values: Given values of the options, by name; texts as typed, or Python values.
+        values: Given values of the options, by name; texts of the user, or Python values.
 
     Raises:
         UserError: A value is invalid.

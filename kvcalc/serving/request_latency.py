@@ -329,7 +329,7 @@ def doubling_context(
 def latency_records(requests: Sequence[tuple[TimedDeployment, LatencyOptions]]) -> list[Record]:
     """Return the latency of batches of equal requests as flat JSON records.
 
-    The keys are those of `LatencyRecord`. Some of them need an explanation:
+    The keys are in `LatencyRecord`. Some of them need an explanation:
 
     - `uncached_ttft_s` is the time to first token if no prefix were cached; None without a prefix.
     - `energy_per_token_j` assumes that all GPUs run at full power for the whole request. It is None
@@ -347,8 +347,7 @@ def latency_records(requests: Sequence[tuple[TimedDeployment, LatencyOptions]]) 
     """
     passes = 0
     for deployment, options in requests:
-        runs = 2 if options.no_cache else 1
-        own_passes = runs * options.output_len + options.chunks
+        own_passes = (1 + options.no_cache) * options.output_len + options.chunks
         passes += own_passes * passes_in_one(deployment.model)
     check_steps("passes of all requests", passes, MAX_PASSES)
     doubling: dict[Any, int | None] = {}  # shared, because no length matters

@@ -379,7 +379,7 @@ class ArrivalQueue:
         Each rank has every n-th request. Example: with 4 ranks, request 2 of rank 1 is request 9.
 
         Args:
-            index: Index of the request among those of this rank.
+            index: Index of the request among the requests of this rank.
         """
         return self.log.rank + index * self.num_ranks
 
@@ -416,7 +416,7 @@ class ArrivalQueue:
         """Record that a request has its last token, and that its client has the answer.
 
         Args:
-            index: Index of the request among those of this rank.
+            index: Index of the request among the requests of this rank.
             now: Simulated time in seconds at which the request is done.
         """
         self.log.finished[index] = now
@@ -427,7 +427,7 @@ class ArrivalQueue:
 
         Args:
             arrival: Simulated time in seconds at which it reaches the engine.
-            index: Index of the request among those of this rank.
+            index: Index of the request among the requests of this rank.
             sent: Simulated time in seconds at which its client sent it.
         """
         heappush(self.coming, (arrival, index, sent))

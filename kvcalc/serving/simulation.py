@@ -63,7 +63,7 @@ class DecodeArrivals(ArrivalQueue):
         The queue of its prefill rank learns it too, so that the client can send its next request.
 
         Args:
-            index: Index of the request among those of this decode rank.
+            index: Index of the request among the requests of this decode rank.
             now: Simulated time in seconds at which the request is done.
         """
         super().record_done(index, now)
@@ -91,7 +91,7 @@ class PrefillArrivals(ArrivalQueue):
         one output token needs no decode rank. It is complete after the transfer time.
 
         Args:
-            index: Index of the request among those of this prefill rank.
+            index: Index of the request among the requests of this prefill rank.
             now: Simulated time in seconds at which the prompt is computed.
         """
         arrival = now + self.transfer_s(self.inputs[index])

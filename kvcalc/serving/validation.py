@@ -276,8 +276,7 @@ def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[
 
 def _error_figures(pair: Array) -> Record:
     """Return the errors of the rows with both times, measured and predicted [2, rows]."""
-    is_known = np.isfinite(pair).all(axis=0) & (pair[1] > 0)
-    measured, predicted = pair[:, is_known]
+    measured, predicted = pair[:, np.isfinite(pair).all(axis=0) & (pair[1] > 0)]
     figures: list[float | None] = [None] * 3
     if len(measured):
         error = row_errors(predicted, measured)

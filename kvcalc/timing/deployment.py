@@ -391,7 +391,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def cost(self, batch: Batch, all_positions: bool = False) -> Cost:
         """Return the FLOPs and bytes of one forward pass through all pipeline stages.
 
-        They are those of one GPU of each stage, summed over the stages.
+        They are for one GPU of each stage, summed over the stages.
 
         Args:
             batch: Sequences that run through the pass.
@@ -545,7 +545,7 @@ def pass_records(
     """Return a record per operator of a forward pass, and their total as the last record.
 
     An operator that runs in several layers has one record with the sum of its runs. FLOPs, bytes
-    and times are those of one GPU. With a calibration, two kinds of record are added:
+    and times are for one GPU. With a calibration, two kinds of record are added:
 
     - `engine_overhead` is the time that the engine adds to the kernels of the pass.
     - `module_overhead` follows the operators of a sparse-attention module. It is the module's

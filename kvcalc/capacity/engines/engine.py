@@ -179,7 +179,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         version. If no version of the engine is known, the rules are then None.
 
         Args:
-            text: The version as typed, such as "0.11", "v0.11.2" or "latest".
+            text: Text of the version, such as "0.11", "v0.11.2" or "latest".
 
         Raises:
             UserError: The text is not a version, the version is too old, or the engine has no known

@@ -118,7 +118,7 @@ class Pages(NamedTuple):
 
 
 def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
-    """Return one layer of each set with equal cache entries, whatever their pipeline stages."""
+    """Return one layer of each set with equal cache entries, of all pipeline stages."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 

@@ -77,7 +77,7 @@ def measured_chart(records: Records) -> Chart:
 def generation_chart(records: Records) -> Chart:
     """Return a chart of the seconds of each generated token over the number of tokens so far.
 
-    The seconds of a token are those of one forward pass for all sequences of the batch.
+    The seconds of a token are for one forward pass for all sequences of the batch.
 
     Args:
         records: Records of `measure --generate`. Each record gives two curves: measured and

@@ -230,10 +230,8 @@ def compare_table(
         {**r, "step_s": r.get("time_s") or r.get("roofline_s"), "grade": _grade(r)}
         for r in records
     ]
-    hidden: tuple[str, ...] = ("stored_reduction", "read_reduction")
-    reference = ""
-    if len(equal) > 1:  # a single variant is its own reference
-        hidden, reference = (), f"Reductions are against {_variant(first)}."
+    has_reference = len(equal) > 1  # a single variant is its own reference
+    reference = f"Reductions are against {_variant(first)}." * has_reference
     notes, details = [reference], [*dict.fromkeys(assumed)]
     if is_timed:
         none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
@@ -246,7 +244,11 @@ def compare_table(
         ]
     return Table(
         predictions_first(rows) if is_timed else rows,
-        [c for c in marked_columns(records, COMPARE_COLUMNS) if c.key not in hidden],
+        [
+            column
+            for column in marked_columns(records, COMPARE_COLUMNS)
+            if has_reference or "reduction" not in column.key
+        ],
         compared(deployments[0], equal),
         footnotes(*notes),
         details=[*details, *quality],

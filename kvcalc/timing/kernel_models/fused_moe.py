@@ -224,12 +224,8 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             `marlin` and `openai` are the rules of these kernels.
         tuned: Pairs (experts of a rank, intermediate width on a rank) of the layers for which the
             engine ships a file of tuned tiles.
-        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
-        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
-        SOFTNESS: Relative error of a row above which a fit counts it linearly instead of
-            quadratically.
-        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
-            from its default value.
+        RANGES, CHOICES, SOFTNESS, PRIOR_DEVIATION: How `calibrate` fits the parameters; see
+            `KernelModel`.
     """
 
     RANGES: ClassVar[str] = """

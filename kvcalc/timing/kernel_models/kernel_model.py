@@ -43,7 +43,7 @@ class GpuParameters(NamedTuple):
     def peak(self, element_bytes: float) -> float:
         """Return the dense matrix peak in FLOP/µs for operands with the given bytes per element.
 
-        Below 1 byte it is the peak of fp4, at 1 byte that of fp8, otherwise that of bf16.
+        Below 1 byte it is the peak of fp4, at 1 byte of fp8, otherwise of bf16.
 
         Args:
             element_bytes: Bytes of one operand element, without scales.

@@ -259,12 +259,8 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
         heads: Number of query heads that add as much time to a sequence as `a1`.
         walk: `whole` if one SM reads all tokens of a tile, `shared` if all SMs share them.
         host: Factor on `he` if the module has an indexer.
-        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
-        CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
-        SOFTNESS: Relative error of a row above which a fit counts it linearly instead of
-            quadratically.
-        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
-            from its default value.
+        RANGES, CHOICES, SOFTNESS, PRIOR_DEVIATION: How `calibrate` fits the parameters; see
+            `KernelModel`.
     """
 
     RANGES: ClassVar[str] = """
@@ -407,11 +403,7 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
         th: Overhead for each head [µs].
         tb: Overhead for each new token [µs].
         tbh: Overhead for each head of each new token [µs].
-        RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
-        SOFTNESS: Relative error of a row above which a fit counts it linearly instead of
-            quadratically.
-        PRIOR_DEVIATION: Scale, in natural logarithms, of a fit's penalty for a parameter's distance
-            from its default value.
+        RANGES, SOFTNESS, PRIOR_DEVIATION: How `calibrate` fits the parameters; see `KernelModel`.
     """
 
     RANGES: ClassVar[str] = """
