@@ -6,7 +6,7 @@ Shared experts process every token. Sources: Shazeer et al. 2017, arXiv 1701.065
 DeepSeekMoE, arXiv 2401.06066, section 3.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
 
@@ -44,15 +44,15 @@ class Dense(Sublayer, frozen=True, tag="dense"):
         input_size: Input width of gate and up; null for the hidden size.
     """
 
-    WEIGHTS: ClassVar[str] = """
+    WEIGHTS = """
         gate: Di × F / F, bias bias, if gated and input_size
         gate: D × F / F, bias bias, if gated and not input_size
         up: Di × F / F, bias bias, if input_size
         up: D × F / F, bias bias, if not input_size
         down: F × D / F, bias has_down_bias
     """
-    ROLE: ClassVar[Role] = Role.FFN
-    LETTERS: ClassVar[str] = "F=intermediate_size Di=input_size"
+    ROLE = Role.FFN
+    LETTERS = "F=intermediate_size Di=input_size"
 
     intermediate_size: Size
     gated: bool = True
@@ -90,7 +90,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
         vectors: Name → number of elements.
     """
 
-    ROLE: ClassVar[Role] = Role.OTHER
+    ROLE = Role.OTHER
 
     matrices: dict[
         str, Annotated[tuple[Count, ...], msgspec.Meta(min_length=2, max_length=3)]
@@ -170,7 +170,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         expert_scales: Whether each expert has a scalar scale.
     """
 
-    WEIGHTS: ClassVar[str] = """
+    WEIGHTS = """
         router: Dr × E, bias router_bias, if router_width
         router: D × E, bias router_bias, if not router_width
         correction_bias: Er, if correction_bias
@@ -189,8 +189,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         shared.down: Fs × D / Fs, bias has_shared_bias, if shared_expert_intermediate_size
         shared.weight: D × 1, if shared_expert_gate and shared_expert_intermediate_size
     """
-    ROLE: ClassVar[Role] = Role.FFN
-    LETTERS: ClassVar[str] = (
+    ROLE = Role.FFN
+    LETTERS = (
         "E=num_outputs k=num_experts_per_tok Fe=moe_intermediate_size "
         "Fs=shared_expert_intermediate_size Dl=moe_latent_size Dr=router_width "
         "Ex=num_experts Er=num_routed Ew=num_wide_copies"

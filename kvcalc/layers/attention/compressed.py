@@ -16,8 +16,6 @@ release's inference code (model.py), as deepseek-v41-delta.md of JustVugg/colibr
 tensor by tensor.
 """
 
-from typing import ClassVar
-
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, floor_div
@@ -75,7 +73,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         sinks: Whether each head has a sink logit, a learned extra term of its softmax.
     """
 
-    WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
+    WEIGHTS = f"""{_WINDOW_WEIGHTS}
         compress_kv: D × s·d, if compress_ratio
         compress_gate: D × s·d, if compress_ratio
         compress_position_bias: c·s·d, if compress_ratio
@@ -87,7 +85,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         index_q: rq × Hi·di, if index_topk
         index_weights: D × Hi, if index_topk
     """
-    LETTERS: ClassVar[str] = (
+    LETTERS = (
         "H=num_attention_heads d=head_dim rq=q_lora_rank ro=o_lora_rank g=o_groups "
         "hg=output_group_width s=series c=compress_ratio Hi=index_n_heads "
         "di=index_head_dim"
@@ -288,7 +286,7 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
             selection of the last earlier layer that selects.
     """
 
-    WEIGHTS: ClassVar[str] = f"""{_WINDOW_WEIGHTS}
+    WEIGHTS = f"""{_WINDOW_WEIGHTS}
         compress_kv: D × d, if lends
         compress_gate: D × d, if lends and not compress_ratio=1
         compress_norm: d, if lends

@@ -13,7 +13,7 @@ summed over queries. H2O's code has `hh_score` [heads, tokens] in the dtype of i
 share one score, because their rows are evicted together.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -70,7 +70,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
             token then sees sliding_window tokens in each direction, both including itself.
     """
 
-    WEIGHTS: ClassVar[str] = """
+    WEIGHTS = """
         q: Di × H·d / H, bias q_bias, if qo_projection and input_size
         q: D × H·d / H, bias q_bias, if qo_projection and not input_size
         k: Di × G·d / G, bias k_bias, if kv_projection and input_size
@@ -94,8 +94,8 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         v_norm: dv, if v_norm
         sinks: H / H, if sinks
     """
-    MULTIPLE: ClassVar[tuple[str, ...]] = ("num_attention_heads", "num_key_value_heads")
-    LETTERS: ClassVar[str] = (
+    MULTIPLE = ("num_attention_heads", "num_key_value_heads")
+    LETTERS = (
         "H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size "
         "Do=output_size"
     )

@@ -6,7 +6,7 @@ matrices are absorbed into the query and output projections, so attention runs o
 Source: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -51,7 +51,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             and values of every head in place of latents.
     """
 
-    WEIGHTS: ClassVar[str] = """
+    WEIGHTS = """
         q_down: D × rq, bias qkv_bias, if q_lora_rank
         q_up: ru × H·dn + H·dr / H, if q_lora_rank and q_up_size
         q_up: rq × H·dn + H·dr / H, if q_lora_rank and not q_up_size
@@ -67,7 +67,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         gate: D × H / H, if output_gate=head and not q_up_size
         sinks: H / H, if sinks
     """
-    LETTERS: ClassVar[str] = (
+    LETTERS = (
         "H=num_attention_heads r=kv_lora_rank dn=qk_nope_head_dim dr=qk_rope_head_dim "
         "dv=v_head_dim rq=q_lora_rank ru=q_up_size"
     )

@@ -8,8 +8,6 @@ layers, whose choice the others reuse); MiniMax-M3's modelling code in transform
 block of index_block_size tokens, top-k blocks).
 """
 
-from typing import ClassVar
-
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num
@@ -46,7 +44,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             key, its pooling gates and a padding flag.
     """
 
-    WEIGHTS: ClassVar[str] = f"""{Latent.WEIGHTS}
+    WEIGHTS = f"""{Latent.WEIGHTS}
         index_gate: D × di, if indexer and index_pool
         index_position_bias: ip·di, if indexer and index_pool
         index_q: rq × Hi·di, if indexer and q_lora_rank and not index_query_from_hidden
@@ -56,9 +54,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
         index_k_norm: 2·di, if indexer
         index_weights: D × Hi, if indexer
     """
-    LETTERS: ClassVar[str] = (
-        f"{Latent.LETTERS} Hi=index_n_heads di=index_head_dim ip=index_pool"
-    )
+    LETTERS = f"{Latent.LETTERS} Hi=index_n_heads di=index_head_dim ip=index_pool"
 
     index_topk: Tokens
     index_n_heads: Size
@@ -181,13 +177,13 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
             an engine may store only this mean.
     """
 
-    WEIGHTS: ClassVar[str] = f"""{Grouped.WEIGHTS}
+    WEIGHTS = f"""{Grouped.WEIGHTS}
         index_q: D × Hi·di
         index_k: D × di
         index_q_norm: di, if index_norm
         index_k_norm: di, if index_norm
     """
-    LETTERS: ClassVar[str] = f"{Grouped.LETTERS} Hi=index_n_heads di=index_head_dim"
+    LETTERS = f"{Grouped.LETTERS} Hi=index_n_heads di=index_head_dim"
 
     index_block_size: Tokens
     index_topk_blocks: Size

@@ -13,7 +13,6 @@ report, section 2; transformers, `lfm2`.
 """
 
 from functools import cache
-from typing import ClassVar
 
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.cost import Operator
@@ -45,10 +44,8 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
         dilation: Distance in tokens between two taps.
     """
 
-    LETTERS: ClassVar[str] = (
-        "R=table_rows w=table_width h=hashes ns=streams C=hidden_size kc=conv_kernel"
-    )
-    WEIGHTS: ClassVar[str] = """
+    LETTERS = "R=table_rows w=table_width h=hashes ns=streams C=hidden_size kc=conv_kernel"
+    WEIGHTS = """
         ngram_table: R × w / R, table
         ngram_key: h·w × ns·C
         ngram_value: h·w × D
@@ -106,8 +103,8 @@ class Engram(Sublayer, frozen=True, tag="engram"):
         streams: Number of residual streams.
     """
 
-    LETTERS: ClassVar[str] = "R=table_rows w=table_width h=hashes ns=streams"
-    WEIGHTS: ClassVar[str] = """
+    LETTERS = "R=table_rows w=table_width h=hashes ns=streams"
+    WEIGHTS = """
         engram_table: R × w / R, table
         engram_kv: h·w × ns·D + D
         engram_scales: 2·ns·D
@@ -234,10 +231,10 @@ class ShortConv(RecurrentMixer, frozen=True, tag="short_conv"):
         bias: Whether convolution and projections have biases.
     """
 
-    LETTERS: ClassVar[str] = "W=width kc=conv_kernel bc=bias"
-    LABEL: ClassVar[str] = "ShortConv"
-    STATES: ClassVar[str] = "conv: W × 1 × kc"
-    WEIGHTS: ClassVar[str] = """
+    LETTERS = "W=width kc=conv_kernel bc=bias"
+    LABEL = "ShortConv"
+    STATES = "conv: W × 1 × kc"
+    WEIGHTS = """
         in: D × 3·W / W, bias bias
         conv: W·kc + W·bc / W
         out: W × D / W, bias bias

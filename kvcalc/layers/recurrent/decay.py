@@ -15,8 +15,6 @@ State per sequence and layer: one fp32 number per channel, and kernel − 1 colu
 channels. Source: De et al. 2024, arXiv 2402.19427, section 2.4.
 """
 
-from typing import ClassVar
-
 from kvcalc.layers.part import Count, Size, StateDtype
 from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 
@@ -39,10 +37,10 @@ class Lightning(RecurrentMixer, frozen=True, tag="lightning"):
         state_dtype: dtype of the state.
     """
 
-    LETTERS: ClassVar[str] = "H=num_attention_heads d=head_dim"
-    LABEL: ClassVar[str] = "Lightning"
-    STATES: ClassVar[str] = "state: H × d × d"
-    WEIGHTS: ClassVar[str] = """
+    LETTERS = "H=num_attention_heads d=head_dim"
+    LABEL = "Lightning"
+    STATES = "state: H × d × d"
+    WEIGHTS = """
         qkv: D × 3·H·d / H
         gate: D × H·d / H
         norm: H·d / H
@@ -82,13 +80,13 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
         state_dtype: dtype of the matrices.
     """
 
-    LETTERS: ClassVar[str] = (
+    LETTERS = (
         "H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim "
         "rg=gate_low_rank_dim ds=shift_size"
     )
-    LABEL: ClassVar[str] = "RWKV-7"
-    STATES: ClassVar[str] = "conv: 1 × 2·ds × 2; state: H × d × d"
-    WEIGHTS: ClassVar[str] = """
+    LABEL = "RWKV-7"
+    STATES = "conv: 1 × 2·ds × 2; state: H × d × d"
+    WEIGHTS = """
         receptance: D × H·d / H
         key: D × H·d / H
         value: D × H·d / H
@@ -107,7 +105,7 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
     """
 
     # state·a and its outer product with b, the outer product of values and keys, state·r
-    STATE_FLOPS: ClassVar[int] = 6
+    STATE_FLOPS = 6
 
     num_heads: Size
     head_dim: Size
@@ -142,10 +140,10 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
         state_dtype: dtype of the numbers; the convolution has the dtype of the model.
     """
 
-    LETTERS: ClassVar[str] = "W=lru_width H=num_heads w=block_width kc=conv_kernel"
-    LABEL: ClassVar[str] = "RG-LRU"
-    STATES: ClassVar[str] = "conv: H × w × kc; state: H × 1 × w"
-    WEIGHTS: ClassVar[str] = """
+    LETTERS = "W=lru_width H=num_heads w=block_width kc=conv_kernel"
+    LABEL = "RG-LRU"
+    STATES = "conv: H × w × kc; state: H × 1 × w"
+    WEIGHTS = """
         x: D × W / H, bias
         y: D × W / H, bias
         conv: W·kc + W / H
@@ -153,8 +151,8 @@ class RgLru(RecurrentMixer, frozen=True, tag="rg_lru"):
         decay: W / H
         out: W × D / H, bias
     """
-    STATE_FLOPS: ClassVar[int] = 0  # the recurrence is elementwise
-    MULTIPLE: ClassVar[tuple[str, ...]] = ("lru_width", "num_heads")
+    STATE_FLOPS = 0  # the recurrence is elementwise
+    MULTIPLE = ("lru_width", "num_heads")
 
     lru_width: Size
     num_heads: Size

@@ -97,9 +97,9 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
             then assumes fp32 without an engine, or uses the engine's default.
     """
 
-    LABEL: ClassVar[str] = "GatedDeltaNet"
-    STATES: ClassVar[str] = "conv: Hk × 2·dk × kc; conv: Hv × dv × kc; state: Hv × dk × dv"
-    WEIGHTS: ClassVar[str] = """
+    LABEL = "GatedDeltaNet"
+    STATES = "conv: Hk × 2·dk × kc; conv: Hv × dv × kc; state: Hv × dk × dv"
+    WEIGHTS = """
         qk: D × 2·Hk·dk / Hk
         v_gate: D × 2·Hv·dv / Hv
         step_decay: D × 2·Hv / Hv
@@ -109,9 +109,9 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
         norm: dv
         out: Hv·dv × D / Hv
     """
-    STATE_FLOPS: ClassVar[int] = 6  # k·S, the outer product, q·S
-    MULTIPLE: ClassVar[tuple[str, ...]] = ("linear_num_value_heads", "linear_num_key_heads")
-    LETTERS: ClassVar[str] = (
+    STATE_FLOPS = 6  # k·S, the outer product, q·S
+    MULTIPLE = ("linear_num_value_heads", "linear_num_key_heads")
+    LETTERS = (
         "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim "
         "dv=linear_value_head_dim kc=linear_conv_kernel_dim bc=conv_bias"
     )
@@ -150,10 +150,10 @@ class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
         state_dtype: dtype of the state.
     """
 
-    LETTERS: ClassVar[str] = "H=num_heads d=head_dim kc=conv_kernel"
-    LABEL: ClassVar[str] = "KDA"
-    STATES: ClassVar[str] = "conv: H × 3·d × kc; state: H × d × d"
-    WEIGHTS: ClassVar[str] = """
+    LETTERS = "H=num_heads d=head_dim kc=conv_kernel"
+    LABEL = "KDA"
+    STATES = "conv: H × 3·d × kc; state: H × d × d"
+    WEIGHTS = """
         q: D × H·d / H
         k: D × H·d / H
         v: D × H·d / H
@@ -170,7 +170,7 @@ class KimiDeltaAttention(RecurrentMixer, frozen=True, tag="kda"):
         norm: d
         out: H·d × D / H
     """
-    STATE_FLOPS: ClassVar[int] = 6
+    STATE_FLOPS = 6
 
     num_heads: Size
     head_dim: Size

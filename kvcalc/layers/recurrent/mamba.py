@@ -6,8 +6,6 @@ convolution's input. Sources: Gu & Dao 2023, arXiv 2312.00752, section 3; Dao & 
 2405.21060, section 7.
 """
 
-from typing import ClassVar
-
 from kvcalc.layers.part import Size, StateDtype
 from kvcalc.layers.recurrent.delta_rule import RecurrentMixer
 
@@ -41,14 +39,14 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
             then assumes fp32 without an engine, or uses the engine's default.
     """
 
-    LETTERS: ClassVar[str] = (
+    LETTERS = (
         "Em=intermediate_size N=state_size R=time_step_rank kc=conv_kernel bc=conv_bias "
         "g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
     )
-    LABEL: ClassVar[str] = "Mamba"
-    MULTIPLE: ClassVar[tuple[str, ...]] = ("intermediate_size", "n_mamba_heads")
-    STATES: ClassVar[str] = "conv: Em × 1 × kc; state: Em × 1 × N"
-    WEIGHTS: ClassVar[str] = """
+    LABEL = "Mamba"
+    MULTIPLE = ("intermediate_size", "n_mamba_heads")
+    STATES = "conv: Em × 1 × kc; state: Em × 1 × N"
+    WEIGHTS = """
         in: D × 2·Em / Em, bias proj_bias
         conv: Em·kc + Em·bc / Em
         x: Eg × R + 2·N / Eg, rows, copies g
@@ -116,9 +114,9 @@ class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
             then assumes fp32 without an engine, or uses the engine's default.
     """
 
-    LABEL: ClassVar[str] = "Mamba-2"
-    STATES: ClassVar[str] = "conv: H × d × kc; conv: G × 2·N × kc; state: H × d × N"
-    WEIGHTS: ClassVar[str] = """
+    LABEL = "Mamba-2"
+    STATES = "conv: H × d × kc; conv: G × 2·N × kc; state: H × d × N"
+    WEIGHTS = """
         in: D × 2·H·d + H / H, bias proj_bias
         in_bc: D × 2·G·N / G, bias proj_bias
         conv: H·d·kc + H·d·bc / H
@@ -127,9 +125,7 @@ class Mamba2(RecurrentMixer, frozen=True, tag="mamba2"):
         norm: H·d / H, if gate_norm
         out: H·d × D / H, bias has_out_bias
     """
-    LETTERS: ClassVar[str] = (
-        "H=num_heads d=head_dim G=n_groups N=state_size kc=conv_kernel bc=conv_bias"
-    )
+    LETTERS = "H=num_heads d=head_dim G=n_groups N=state_size kc=conv_kernel bc=conv_bias"
 
     num_heads: Size
     head_dim: Size
