@@ -11,20 +11,22 @@ from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError, shown_briefly
 from kvcalc.layers.cost import Cost, Operator
 from kvcalc.model.model import Source
+from kvcalc.storage.formats import table_rows
 from kvcalc.units import format_bytes, format_si
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
 # Units that can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit
 # weights become bf16 on GPUs without an fp4 unit (vLLM, kernels/linear/nvfp4/marlin.py), never fp8.
-_WIDER = {
-    "fp4": ("bf16", "fp16", "fp32"),
-    "fp8": ("bf16", "fp16", "fp32"),
-    "int8": ("bf16", "fp16", "fp32"),
-    "bf16": ("fp16", "tf32", "fp32"),
-    "fp16": ("bf16", "tf32", "fp32"),
-    "tf32": ("fp32",),
-}
+_WIDER_TABLE = """
+    fp4   bf16 fp16 fp32
+    fp8   bf16 fp16 fp32
+    int8  bf16 fp16 fp32
+    bf16  fp16 tf32 fp32
+    fp16  bf16 tf32 fp32
+    tf32  fp32
+"""
+_WIDER = {dtype: units for dtype, *units in table_rows(_WIDER_TABLE)}
 _PAGE = 16384  # bytes, to which macOS rounds the GPU's share up
 PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 

@@ -11,7 +11,7 @@ from kvcalc.errors import UserError, nearest
 from kvcalc.library import presets
 from kvcalc.library.load import hub_name, is_hub_name, load_model, locate, published
 from kvcalc.model.model import Model
-from kvcalc.storage.formats import canonical
+from kvcalc.storage.formats import canonical, first_words
 from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import load_weight_format
 
@@ -47,76 +47,52 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
         raise UserError(error.what, hint.strip(), error.where) from None
 
 
-# Endings of names with their weight format, longest first, and endings that imply no format.
-_ROW = r"(\S+) +(\S+)"
-_ENDINGS = dict(
-    re.findall(
-        _ROW,
-        """
-    unsloth-bnb-4bit      nf4
-    bnb-4bit              nf4
-    awq-4bit              awq
-    awq-int4              awq
-    gptq-int4             gptq
-    gptq-4bit             gptq
-    int4-autoround        int4
-    autoround             int4
-    awq                   awq
-    gptq                  gptq
-    quantized.w4a16       int4
-    w4a16                 int4
-    quantized.w8a8        int8_scale16
-    w8a8                  int8_scale16
-    fp8-dynamic           fp8_per_channel_scale16
-    fp8-block             fp8_block128_scale16
-    fp8-static-pertensor  fp8
-    fp8                   fp8
-    nvfp4                 nvfp4
-    fp4                   nvfp4
-    nvfp4a16              nvfp4_weight_only
-    mxfp4                 mxfp4
-    mxfp4a16              mxfp4_weight_only
-    int4                  int4
-    int8                  int8
-""",
-    )
-)
+# A weight format, and the endings of names that imply it; then endings that imply no format.
+_ENDINGS = first_words("""
+    nf4                      unsloth-bnb-4bit bnb-4bit
+    awq                      awq-4bit awq-int4 awq
+    gptq                     gptq-int4 gptq-4bit gptq
+    int4                     int4-autoround autoround quantized.w4a16 w4a16 int4
+    int8                     int8
+    fp8                      fp8-static-pertensor fp8
+    nvfp4                    nvfp4 fp4
+    mxfp4                    mxfp4
+    int8_scale16             quantized.w8a8 w8a8
+    fp8_per_channel_scale16  fp8-dynamic
+    fp8_block128_scale16     fp8-block
+    nvfp4_weight_only        nvfp4a16
+    mxfp4_weight_only        mxfp4a16
+""")
 _PLAIN_ENDINGS = "gguf instruct it chat hf base preview latest thinking-2507"
 _ENDINGS |= dict.fromkeys(_PLAIN_ENDINGS.split(), "")
 _ENDING = re.compile(rf"(.*?)[-_.]({'|'.join(map(re.escape, _ENDINGS))})", re.IGNORECASE)
 _DATE = re.compile(r"[-_.](\d{4}|\d{6}|\d{8})$")
 # Publishers whose "FP8" does not have one scale per matrix.
 # Source: their model cards and configs (quantization_config).
-_FP8_OF = {
-    "qwen": "fp8_block128_scale16",
-    "deepseek-ai": "fp8_block128",
-    "unsloth": "fp8_block128",
-    "meta-llama": "fp8_per_channel",
-}
-# Prefixes of checkpoint names that have the same layers as a preset with another name.
-_SAME_SHAPE = dict(
-    re.findall(
-        _ROW,
-        """
-    deepseek-r1-distill-qwen-1.5b  qwen2.5-1.5b
-    deepseek-r1-distill-qwen-7b    qwen2.5-7b
-    deepseek-r1-distill-qwen-14b   qwen2.5-14b
-    deepseek-r1-distill-qwen-32b   qwen2.5-32b
-    deepseek-r1-distill-llama-8b   llama-3.1-8b
-    deepseek-r1-distill-llama-70b  llama-3.3-70b
-    qwen2-0.5b                     qwen2.5-0.5b
-    qwen2-1.5b                     qwen2.5-1.5b
-    qwen2-7b                       qwen2.5-7b
-    qwen2-7b-instruct              qwen2.5-7b-instruct
-    qwen2-72b                      qwen2.5-72b
-    qwen2-72b-instruct             qwen2.5-72b-instruct
-    qwen2.5-coder-14b              qwen2.5-14b-instruct
-    qwen2.5-coder-                 qwen2.5-
-    qwen2.5-math-                  qwen2.5-
-    meta-llama-                    llama-
-""",
-    )
-)
+_FP8_OF = first_words("""
+    fp8_block128_scale16  qwen
+    fp8_block128          deepseek-ai unsloth
+    fp8_per_channel       meta-llama
+""")
+# A preset, and a prefix of checkpoint names with the same layers.
+_SAME_SHAPE = first_words("""
+    qwen2.5-1.5b          deepseek-r1-distill-qwen-1.5b
+    qwen2.5-7b            deepseek-r1-distill-qwen-7b
+    qwen2.5-14b           deepseek-r1-distill-qwen-14b
+    qwen2.5-32b           deepseek-r1-distill-qwen-32b
+    llama-3.1-8b          deepseek-r1-distill-llama-8b
+    llama-3.3-70b         deepseek-r1-distill-llama-70b
+    qwen2.5-0.5b          qwen2-0.5b
+    qwen2.5-1.5b          qwen2-1.5b
+    qwen2.5-7b            qwen2-7b
+    qwen2.5-7b-instruct   qwen2-7b-instruct
+    qwen2.5-72b           qwen2-72b
+    qwen2.5-72b-instruct  qwen2-72b-instruct
+    qwen2.5-14b-instruct  qwen2.5-coder-14b
+    qwen2.5-              qwen2.5-coder-
+    qwen2.5-              qwen2.5-math-
+    llama-                meta-llama-
+""")
 
 
 class Checkpoint(NamedTuple):

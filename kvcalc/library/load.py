@@ -32,16 +32,16 @@ from kvcalc.units import parse_bytes, parse_rate, parse_tokens
 if TYPE_CHECKING:
     from kvcalc.records.presets import GpuPresetRecord, ModelPresetRecord
 
-_SETTABLE = (
-    "layers",
-    "hidden_size",
-    "vocab_size",
-    "max_context",
-    "tie_word_embeddings",
-    "dtype",
-    "kv_cache_dtype",
-    "position_embeddings",
-)
+_SETTABLE = """\
+layers
+hidden_size
+vocab_size
+max_context
+tie_word_embeddings
+dtype
+kv_cache_dtype
+position_embeddings
+""".splitlines()
 _OF_A_LAYER = set(Layer.__struct_fields__) - {"parts", "shared"}
 
 

@@ -24,25 +24,25 @@ import msgspec
 from kvcalc.errors import UserError, nearest
 from kvcalc.units import check_whole, parse_bytes, parse_seconds, parse_tokens, plain
 
-PANELS = (
-    "Common options",
-    "Workload",
-    "Targets",
-    "Search space",
-    "Server",
-    "Engine",
-    "Memory",
-    "Parallelism",
-    "Data types",
-    "Speculative decoding",
-    "Model",
-    "Model dimensions",
-    "Measurement",
-    "Allocator studies",
-    "Overrides",
-    "Other options",
-    "Output",
-)
+PANELS = """\
+Common options
+Workload
+Targets
+Search space
+Server
+Engine
+Memory
+Parallelism
+Data types
+Speculative decoding
+Model
+Model dimensions
+Measurement
+Allocator studies
+Overrides
+Other options
+Output
+""".splitlines()
 MAX_QUESTIONS = 250_000  # combinations of lists
 MIN_HOST_BYTES = 1 << 20  # a smaller number is probably GiB without the unit
 Tokens = Annotated[int, parse_tokens]

@@ -12,6 +12,7 @@ The columns of tables, the labels of `--explain`, the reference and the JSON Sch
 Do not import annotations from `__future__` in this package, because `figures_of` reads them.
 """
 
+import re
 from functools import cache
 from inspect import getdoc
 from types import NoneType, UnionType
@@ -25,46 +26,47 @@ FloatOrNull: TypeAlias = float | None
 IntOrNull: TypeAlias = int | None
 TextOrNull: TypeAlias = str | None
 # The unit of a key by its ending. The first ending that matches counts.
-UNITS_OF_ENDINGS = {
-    "bytes_per_token": "bytes a token",
-    "per_million_tokens": "money",
-    "per_hour": "money",
-    "flops_per_s": "FLOP a second",
-    "bytes_per_s": "bytes a second",
-    "tokens_per_s": "tokens a second",
-    "requests_per_s": "requests a second",
-    "sequences_per_s": "sequences a second",
-    "_s": "seconds",
-    "slo_ttft": "seconds",
-    "slo_tpot": "seconds",
-    "_w": "watts",
-    "_j": "joules",
-    "bytes": "bytes",
-    "bytes_per_block": "bytes",
-    "bytes_per_sm": "bytes",
-    "flops": "FLOP",
-    "num_blocks": "count",
-    "parameters": "count",
-    "_seqs": "sequences",
-    "sequences": "sequences",
-    "_len": "tokens",
-    "tokens": "tokens",
-    "context": "tokens",
-    "block_size": "tokens",
-    "batch_size": "sequences",
-    "_error": "share",
-    "_rate": "share",
-    "_waste": "share",
-    "share": "share",
-    "spread": "share",
-    "utilization": "share",
-    "ratio": "ratio",
-    "speedup": "ratio",
-    "reduction": "ratio",
-    "rate": "requests a second",
-    "intensity": "FLOP per byte",
-    "knee": "FLOP per byte",
-}
+_UNIT_TABLE = """
+    bytes_per_token     bytes a token
+    per_million_tokens  money
+    per_hour            money
+    flops_per_s         FLOP a second
+    bytes_per_s         bytes a second
+    tokens_per_s        tokens a second
+    requests_per_s      requests a second
+    sequences_per_s     sequences a second
+    _s                  seconds
+    slo_ttft            seconds
+    slo_tpot            seconds
+    _w                  watts
+    _j                  joules
+    bytes               bytes
+    bytes_per_block     bytes
+    bytes_per_sm        bytes
+    flops               FLOP
+    num_blocks          count
+    parameters          count
+    _seqs               sequences
+    sequences           sequences
+    _len                tokens
+    tokens              tokens
+    context             tokens
+    block_size          tokens
+    batch_size          sequences
+    _error              share
+    _rate               share
+    _waste              share
+    share               share
+    spread              share
+    utilization         share
+    ratio               ratio
+    speedup             ratio
+    reduction           ratio
+    rate                requests a second
+    intensity           FLOP per byte
+    knee                FLOP per byte
+"""
+UNITS_OF_ENDINGS: dict[str, str] = dict(re.findall(r"(\w+) +(.+)", _UNIT_TABLE))
 # The unit of a key without such an ending, by its JSON type.
 UNITS_OF_TYPES = {
     "integer": "count",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import facts, show
 from kvcalc.library.huggingface.types.model_type import entry_texts, read_type, type_names
+from kvcalc.storage.formats import first_words
 
 _HEAD = re.compile(
     r"(?:For(?!CausalLM\w)[A-Z]\w*|CausalLM|(?:With)?LMHead\w*|Model(?:WithLMHead)?|ModelLM|"
@@ -37,7 +38,7 @@ _DRAFT = re.compile(
     re.IGNORECASE,
 )
 # A type here, and types with remote code or older names that it reads exactly.
-_SAME_TYPE_TABLE = """
+TYPES_BY_ALIAS = first_words("""
     deepseek_v3 kimi_k2 joyai_llm_flash
     deepseek_v4 deepseek_ref
     minimax minimax_text_01 minimax_m1
@@ -54,9 +55,9 @@ _SAME_TYPE_TABLE = """
     kimi_linear kimi_k3
     falcon RefinedWebModel RefinedWeb
     phi-msft mixformer-sequential
-"""
+""")
 # A type, and its classes with another name: without their heads, in lower case.
-_CLASS_TABLE = """
+_CLASSES = first_words("""
     hunyuan_v1_dense hunyuandensev1
     hunyuan_v1_moe hunyuanmoev1
     falcon rw
@@ -73,12 +74,12 @@ _CLASS_TABLE = """
     phi3 phi3v
     deepseek_v2 deepseekocr
     mimo_v2_flash mimov2
-"""
+""")
 _DRAFT_NOTE = (
     "only its own weights are counted, without the embedding or head that its target shares"
 )
 # A type of draft, and its classes.
-_DRAFT_TABLE = """
+_DRAFT_CLASSES = first_words("""
     eagle LlamaForCausalLMEagle EagleLlamaForCausalLM
     eagle3 LlamaForCausalLMEagle3 Eagle3LlamaForCausalLM Eagle3MiniMaxM2ForCausalLM
     eagle3 Eagle3Qwen2_5vlForCausalLM Eagle3Qwen3vlForCausalLM
@@ -88,18 +89,7 @@ _DRAFT_TABLE = """
     dflash DFlashDraftModel
     dspark DSparkDraftModel Qwen3DSparkModel
     domino DominoDraftModel
-"""
-
-
-def _types_by_word(table: str) -> dict[str, str]:
-    """Return the first word of a line of the table by each of its other words."""
-    lines = map(str.split, table.strip().splitlines())
-    return {word: name for name, *words in lines for word in words}
-
-
-TYPES_BY_ALIAS, _CLASSES, _DRAFT_CLASSES = map(
-    _types_by_word, (_SAME_TYPE_TABLE, _CLASS_TABLE, _DRAFT_TABLE)
-)
+""")
 # Classes, without their heads, that belong to a second type.
 _SECOND_TYPES = "decilm:deci gpt2:gpt-sw3 llama:internlm3 llama:iquestcoder phi:phi-msft"
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.

@@ -16,18 +16,19 @@ from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.quantized_modules import Rules, matrices, quark
 from kvcalc.model.model import Model
 from kvcalc.records import JsonObject
+from kvcalc.storage.formats import first_words
 from kvcalc.storage.quantization import Quantization, stored_format
 
-_ALGORITHMS = {
-    "fp8": "fp8",
-    "nvfp4": "nvfp4",
-    "w4a16_nvfp4": "nvfp4_weight_only",
-    "mxfp8": "mxfp8",
-    "mxfp4": "mxfp4",
-    "w4a8_mxfp4_fp8": "mxfp4",
-    "fp8_pb_wo": "fp8_block128",
-    "fp8_per_channel_per_token": "fp8_per_channel",
-}
+# A format of weights, and its names as `quant_algo` of ModelOpt.
+_ALGORITHMS = first_words("""
+    fp8                fp8
+    nvfp4              nvfp4
+    nvfp4_weight_only  w4a16_nvfp4
+    mxfp8              mxfp8
+    mxfp4              mxfp4 w4a8_mxfp4_fp8
+    fp8_block128       fp8_pb_wo
+    fp8_per_channel    fp8_per_channel_per_token
+""")
 _METHODS = {
     "mxfp4": "mxfp4",
     "mxfp8": "mxfp8",
@@ -36,14 +37,12 @@ _METHODS = {
     "": "mlx",  # MLX names no method, and no inference server loads its weights
 }
 _INTEGERS = ("gptq", "awq", "auto-round", "auto_round", "gptqmodel", "intel/auto-round")
-_CACHES = {
-    "8float": "fp8",
-    "8int": "int8",
-    "4float": "nvfp4",
-    "fp8": "fp8",
-    "int8": "int8",
-    "nvfp4": "nvfp4",
-}
+# A format of the cache, and its names as a scheme.
+_CACHES = first_words("""
+    fp8    8float fp8
+    int8   8int int8
+    nvfp4  4float nvfp4
+""")
 _BYTE_PER_VALUE = ("int-quantized", "naive-quantized")  # packings of compressed-tensors
 _EXCLUDED_KEYS = (
     "modules_to_not_convert ignore ignored_layers exclude_modules exclude "

@@ -18,6 +18,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import WeightKind
 from kvcalc.library.huggingface.config import Config
+from kvcalc.storage.formats import table_rows
 
 
 def quark(q: Config) -> str:
@@ -76,7 +77,7 @@ _NAME_ROWS = """
   x             x_proj
   dt            dt_proj
 """
-_NAMES = {row[0]: tuple(row[1:]) for row in map(str.split, _NAME_ROWS.strip().splitlines())}
+_NAMES = {name: words for name, *words in table_rows(_NAME_ROWS)}
 _GROUPS = {"experts": ("experts", "experts.0"), "shared": ("shared_experts", "shared_expert")}
 _LAYER = re.compile(r"(?:^|[.*])(?:layers|h|blocks)\.(\d{1,6})(?!\d)(.*)", re.DOTALL)
 _EXPERT = re.compile(r"\.experts\.\d+(?=\.|\n|$)")
@@ -100,7 +101,7 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
         group = ""
         leaf = name
     prefixes = [f"{g}." if g else "" for g in _GROUPS.get(group, (group,))]
-    tails = [prefix + tail for prefix in prefixes for tail in _NAMES.get(leaf, (leaf,))]
+    tails = [prefix + tail for prefix in prefixes for tail in _NAMES.get(leaf, [leaf])]
     blocks = _NAMES["mixer" if is_mixer else "network"]
     return tuple(f"{block}.{tail}" for block in blocks for tail in tails)
 

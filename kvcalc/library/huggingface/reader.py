@@ -1,7 +1,6 @@
 """Read a config.json as a model: find its text part, look up its type, and read every layer."""
 
 import os
-import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping
@@ -37,7 +36,7 @@ from kvcalc.library.huggingface.types.model_type import Type, read_type
 from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.model import Layer, Model, Mtp
 from kvcalc.records import JsonObject
-from kvcalc.storage.formats import canonical
+from kvcalc.storage.formats import canonical, table_rows
 
 MAX_LAYERS = 2_000
 MAX_KEYS = 10_000
@@ -50,14 +49,10 @@ _SPELLING_ROWS = """
     intermediate_size       n_inner ffn_dim ffn_hidden_size d_ff
     n_routed_experts        num_routed_experts
     n_shared_experts        num_shared_experts
-    max_position_embeddings n_positions max_seq_len max_sequence_length seq_length
+    max_position_embeddings n_positions max_seq_len max_sequence_length seq_length \
                             model_max_length n_ctx
 """
-_SPELLINGS = {
-    words[0]: tuple(words[1:])
-    for row in re.split(r"\n {4}(?! )", _SPELLING_ROWS)
-    if (words := row.split())
-}
+_SPELLINGS = {key: tuple(names) for key, *names in table_rows(_SPELLING_ROWS)}
 
 
 def read_config(path: Path, changes: list[str] | None = None) -> Model:

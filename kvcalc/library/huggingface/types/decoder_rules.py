@@ -6,17 +6,17 @@ name the sources.
 
 from kvcalc.library.huggingface.config import Config, Field, facts
 from kvcalc.library.huggingface.shapes import FULL, SLIDING, cycle, full_where, typed
+from kvcalc.storage.formats import first_words
 
 Matrices = dict[str, tuple[int, ...]]
-MINICPMV_STACKS = {
-    "2": "minicpm",
-    "2.0": "minicpm",
-    "2.5": "llama",
-    "2.6": "qwen2",
-    "4": "llama",
-    "4.0": "llama",
-    "4.5": "qwen3",
-}
+# A model type, and the versions of MiniCPM-V with its layers.
+MINICPMV_STACKS = first_words("""
+    minicpm  2 2.0
+    llama    2.5
+    qwen2    2.6
+    llama    4 4.0
+    qwen3    4.5
+""")
 
 
 def outer_tie(default: bool) -> Field:
