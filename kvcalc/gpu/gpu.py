@@ -16,6 +16,7 @@ from kvcalc.units import format_bytes, format_si
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 # Units that can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit
 # weights become bf16 on GPUs without an fp4 unit (vLLM, kernels/linear/nvfp4/marlin.py), never fp8.
 _WIDER_TABLE = """
@@ -47,7 +48,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     name: str
-    gpus: Annotated[int, msgspec.Meta(ge=1, le=100_000)]
+    gpus: Number
     memory_bytes: Bytes | None = None
     disk_bytes: Bytes | None = None
     disk_bytes_per_s: Rate | None = None
@@ -104,14 +105,14 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     memory_type: str = ""
     fp16_accumulate_flops_per_s: dict[str, Rate] = {}
     vector_flops_per_s: dict[str, Rate] = {}
-    sms: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    sms: Number | None = None
     register_bytes_per_sm: Bytes | None = None
     shared_memory_bytes_per_sm: Bytes | None = None
     shared_memory_bytes_per_s: Rate | None = None
     l2_bytes: Bytes | None = None
     l2_bytes_per_s: Rate | None = None
     link_bytes_per_s: Rate | None = None
-    link_domain: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
+    link_domain: Number | None = None
     inter_node_bytes_per_s: Rate | None = None
     host_link_bytes_per_s: Rate | None = None
     host: Host | None = None

@@ -190,11 +190,11 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         shared.weight: D × 1, if shared_expert_gate and shared_expert_intermediate_size
     """
     ROLE = Role.FFN
-    LETTERS = (
-        "E=num_outputs k=num_experts_per_tok Fe=moe_intermediate_size "
-        "Fs=shared_expert_intermediate_size Dl=moe_latent_size Dr=router_width "
-        "Ex=num_experts Er=num_routed Ew=num_wide_copies"
-    )
+    LETTERS = """
+        E=num_outputs k=num_experts_per_tok Fe=moe_intermediate_size
+        Fs=shared_expert_intermediate_size Dl=moe_latent_size Dr=router_width
+        Ex=num_experts Er=num_routed Ew=num_wide_copies
+    """
 
     num_experts: Size
     num_experts_per_tok: Size

@@ -240,15 +240,12 @@ class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
             for e in entries
             if e.role == "conv_state"
         )
-        moved = p.tokens * (width_in + width_out) * p.element
-        return [
-            p.scan(
-                entries,
-                self.STATE_FLOPS * states * p.tokens,
-                2 * (states + columns) * p.tokens,
-                moved,
-            )
-        ]
+        cost = p.cache(entries)._replace(
+            flops=self.STATE_FLOPS * states * p.tokens,
+            vector_flops=2 * (states + columns) * p.tokens,
+            activation_bytes=p.tokens * (width_in + width_out) * p.element,
+        )
+        return [p.operator("scan", "scan", cost, dtype=p.formats.dtype, role=Role.CORE)]
 
     def problem(self) -> str:
         """Return a sentence about an invalid combination of fields; '' if the fields are valid.

@@ -274,28 +274,6 @@ class Pass:
         flops = self.pairs(visible) * heads + TOP_K_FLOPS * remaining
         return self.vector("eviction", scored, remaining, flops, role=Role.CORE)
 
-    def scan(
-        self,
-        entries: Iterable[CacheEntry],
-        flops: Num,
-        vector_flops: Num,
-        activation_bytes: Num,
-    ) -> Operator:
-        """Return the operator of one layer's scan over recurrent or convolution states on this GPU.
-
-        Each state is read once and written once. The caller counts the FLOPs.
-
-        Args:
-            entries: Cache entries of the states.
-            flops: FLOPs of the scan's matrix products, for all new tokens.
-            vector_flops: FLOPs of its elementwise work, for all new tokens.
-            activation_bytes: Bytes of its inputs and outputs, for all new tokens.
-        """
-        cost = self.cache(entries)._replace(
-            flops=flops, vector_flops=vector_flops, activation_bytes=activation_bytes
-        )
-        return self.operator("scan", "scan", cost, dtype=self.formats.dtype, role=Role.CORE)
-
     def gemm(
         self,
         name: str,

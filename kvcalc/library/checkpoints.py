@@ -13,7 +13,7 @@ from kvcalc.library.load import hub_name, is_hub_name, load_model, locate, publi
 from kvcalc.model.model import Model
 from kvcalc.storage.formats import canonical, first_words
 from kvcalc.storage.ggml import mix_of
-from kvcalc.storage.quantization import load_weight_format
+from kvcalc.storage.quantization import find_format
 
 
 def load_named(name: str, changes: list[str] | None = None) -> Model:
@@ -199,17 +199,9 @@ def _shortened(name: str) -> tuple[str, str, str]:
         dtype = canonical(tail)
         if head and dtype in ("bf16", "fp16", "fp32"):
             return name[: len(head)], "", dtype
-        if head and (mix_of(tail) or _format(tail)):
+        if head and (mix_of(tail) or find_format(dtype)):
             return name[: len(head)], tail, ""
     return name, "", ""
-
-
-def _format(name: str) -> bool:
-    try:
-        load_weight_format(name)
-    except UserError:
-        return False
-    return True
 
 
 def _preset_checkpoints(name: str) -> str:

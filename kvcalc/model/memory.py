@@ -10,6 +10,7 @@ Receptive field of windows: L layers of window w reach at most L·w tokens. Sour
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -32,12 +33,12 @@ def windows(model: Model) -> dict[int, int]:
     The receptive field of the model follows from it. The key 0 counts the layers without a window,
     and recurrent layers. Layers that are only an FFN do not count. Example: {512: 5, 0: 1}.
     """
-    layers: dict[int, int] = {}
+    layers: Counter[int] = Counter()
     for kind, count in model.counts.items():
         sizes = [part.window_tokens for part in model.kinds[kind].mixers]
         if sizes and count:
             window = 0 if 0 in sizes else max(sizes)
-            layers[window] = layers.get(window, 0) + count
+            layers[window] += count
     return layers
 
 

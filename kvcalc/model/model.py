@@ -5,6 +5,7 @@ multi-token-prediction layers, no vision or audio tower. `active_parameters` als
 experts beyond top-k.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from itertools import cycle
@@ -485,11 +486,11 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
 
         If layers differ, each name has its number of layers: '5× GQA-8 window 512, 1× GQA-8'.
         """
-        labels: dict[str, int] = {}
+        labels: Counter[str] = Counter()
         for kind, count in self.counts.items():
             label = self.kinds[kind].label
             if label and count:
-                labels[label] = labels.get(label, 0) + count
+                labels[label] += count
         if len(labels) == 1:
             return next(iter(labels))
         return ", ".join(f"{count}× {label}" for label, count in labels.items())

@@ -48,18 +48,12 @@ class PeaksRecord(TypedDict):
     fp64_flops_per_s: MatrixPeak
     fp32_flops_per_s: MatrixPeak
     tf32_flops_per_s: MatrixPeak
-    bf16_flops_per_s: Annotated[
-        FloatOrNull, "dense matrix peak; null without such a unit", "bf16 FLOP/s"
-    ]
+    bf16_flops_per_s: Annotated[MatrixPeak, "bf16 FLOP/s"]
     fp16_flops_per_s: MatrixPeak
-    fp8_flops_per_s: Annotated[
-        FloatOrNull, "dense matrix peak; null without such a unit", "fp8"
-    ]
+    fp8_flops_per_s: Annotated[MatrixPeak, "fp8"]
     int8_flops_per_s: MatrixPeak
     fp6_flops_per_s: MatrixPeak
-    fp4_flops_per_s: Annotated[
-        FloatOrNull, "dense matrix peak; null without such a unit", "fp4"
-    ]
+    fp4_flops_per_s: Annotated[MatrixPeak, "fp4"]
 
 
 class GpuPresetRecord(PeaksRecord):

@@ -212,7 +212,8 @@ FORMATS_OF_BITS = {  # formats by the width that users may type
 }
 
 
-def _find_format(name: str) -> WeightFormat | None:
+def find_format(name: str) -> WeightFormat | None:
+    """Return the weight format with this canonical name, or None."""
     plain = _SPELLINGS.get(name, name)
     if result := WEIGHT_FORMATS.get(plain) or _BLOCK_FORMATS.get(plain):
         return result
@@ -234,7 +235,7 @@ def load_weight_format(name: str) -> WeightFormat:
         UserError: The name is unknown. The message names near matches.
     """
     low = canonical(name)
-    result = _find_format(low)
+    result = find_format(low)
     if result is None:
         near = nearest(low, [*WEIGHT_FORMATS, *MIXES, "bitsandbytes", "modelopt"])
         raise UserError(
@@ -257,7 +258,7 @@ def stored_format(name: str) -> WeightFormat:
     Raises:
         UserError: The bytes of the format are unknown. The message suggests `--dtype bf16`.
     """
-    result = _find_format(name)
+    result = find_format(name)
     if result is None:
         text = (
             f"the checkpoint stores its weights as {name!r}, whose bytes do not follow from "

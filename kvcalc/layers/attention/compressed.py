@@ -27,10 +27,10 @@ from kvcalc.layers.passes import ROPE_FLOPS, Pass
 # Weights that read x to compress blocks of tokens.
 _COMPRESSORS = ("compress_kv", "compress_gate", "index_kv", "index_gate")
 # Fields of a layer that stores only its window.
-_WINDOW_FIELDS = (
-    "num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups "
-    "sliding_window sinks"
-)
+_WINDOW_FIELDS = """
+    num_attention_heads head_dim qk_rope_head_dim q_lora_rank o_lora_rank o_groups
+    sliding_window sinks
+"""
 # Weights of a layer that stores only its window.
 _WINDOW_WEIGHTS = """
     q_down: D × rq
@@ -85,11 +85,11 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         index_q: rq × Hi·di, if index_topk
         index_weights: D × Hi, if index_topk
     """
-    LETTERS = (
-        "H=num_attention_heads d=head_dim rq=q_lora_rank ro=o_lora_rank g=o_groups "
-        "hg=output_group_width s=series c=compress_ratio Hi=index_n_heads "
-        "di=index_head_dim"
-    )
+    LETTERS = """
+        H=num_attention_heads d=head_dim rq=q_lora_rank ro=o_lora_rank g=o_groups
+        hg=output_group_width s=series c=compress_ratio Hi=index_n_heads
+        di=index_head_dim
+    """
 
     num_attention_heads: Size
     head_dim: Size

@@ -95,10 +95,10 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         sinks: H / H, if sinks
     """
     MULTIPLE = ("num_attention_heads", "num_key_value_heads")
-    LETTERS = (
-        "H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size "
-        "Do=output_size"
-    )
+    LETTERS = """
+        H=num_attention_heads G=num_key_value_heads d=head_dim dv=value_width Di=input_size
+        Do=output_size
+    """
 
     num_attention_heads: Size
     num_key_value_heads: Size

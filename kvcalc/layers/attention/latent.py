@@ -67,10 +67,10 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         gate: D × H / H, if output_gate=head and not q_up_size
         sinks: H / H, if sinks
     """
-    LETTERS = (
-        "H=num_attention_heads r=kv_lora_rank dn=qk_nope_head_dim dr=qk_rope_head_dim "
-        "dv=v_head_dim rq=q_lora_rank ru=q_up_size"
-    )
+    LETTERS = """
+        H=num_attention_heads r=kv_lora_rank dn=qk_nope_head_dim dr=qk_rope_head_dim
+        dv=v_head_dim rq=q_lora_rank ru=q_up_size
+    """
 
     num_attention_heads: Size
     kv_lora_rank: Size
@@ -109,7 +109,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             value_width: Elements that the engine stores for one head's value, including padding.
         """
         heads = self.num_attention_heads
-        limit = self.sliding_window or 0
+        limit = self.window_tokens
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
@@ -119,12 +119,15 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         The kinds are latents and, unless qk_rope_head_dim is 0, RoPE keys. Each token has one row
         of each kind, which all heads share.
         """
-        return self._latents(max_rows=0)
+        return self._latents()
 
-    def _latents(self, max_rows: int) -> tuple[CacheEntry, ...]:
-        limit = self.sliding_window or 0
+    def _latents(self, max_rows: int = 0) -> tuple[CacheEntry, ...]:
         latent = CacheEntry(
-            "latent", 1, self.kv_lora_rank, limit=limit, max_rows_per_query=max_rows
+            "latent",
+            1,
+            self.kv_lora_rank,
+            limit=self.window_tokens,
+            max_rows_per_query=max_rows,
         )
         if not self.qk_rope_head_dim:
             return (latent,)
@@ -170,12 +173,12 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         return [*results, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
 
     def _visible(self, new: Num, past: Num) -> Num:
-        return causal_pairs(new, past, self.sliding_window or 0)
+        return causal_pairs(new, past, self.window_tokens)
 
     def _seen(self, new: Num, past: Num) -> Num:
         """Return the number of tokens whose keys and values the expanded form recomputes, including
         new tokens."""
-        return self._latents(max_rows=0)[0].read_rows(new, past)
+        return self._latents()[0].read_rows(new, past)
 
     def _absorbs(self, p: Pass, new: Num, past: Num) -> Num:
         """Return 1 if the absorbed form needs fewer FLOPs, or equal FLOPs and no more bytes;
@@ -195,7 +198,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         rows = (e.read_rows(new, past) * p.formats.entry_bytes(e, 1) for e in self._attended())
         smaller = (
             activations
-            + sum(p.formats.entry_bytes(e, 1) for e in self._latents(max_rows=0)) * tokens
+            + sum(p.formats.entry_bytes(e, 1) for e in self._latents()) * tokens
             - sum(rows)
         )
         return at_least(2 * fewer + at_least(smaller, 0), 1)
@@ -232,7 +235,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         key = self.qk_nope_head_dim
         rope = self.qk_rope_head_dim
         value = self.v_head_dim
-        entries = self._latents(max_rows=0)
+        entries = self._latents()
         tokens = p.pairs(self._seen)
         width = heads * (key + value)
         up = p.gemm("kv_up", w["kv_up"], tokens=tokens)

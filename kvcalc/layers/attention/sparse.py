@@ -94,7 +94,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             or self.sliding_window
         ):
             return result
-        rows = self._latents(max_rows=0)
+        rows = self._latents()
         up = next(w for w in self.weights(p.width) if w.name == "q_up")
         module = SparseShape(
             heads=p.heads(self.num_attention_heads),

@@ -80,10 +80,10 @@ class Rwkv7(RecurrentMixer, frozen=True, tag="rwkv7"):
         state_dtype: dtype of the matrices.
     """
 
-    LETTERS = (
-        "H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim "
-        "rg=gate_low_rank_dim ds=shift_size"
-    )
+    LETTERS = """
+        H=num_heads d=head_dim rd=decay_low_rank_dim ra=a_low_rank_dim rv=v_low_rank_dim
+        rg=gate_low_rank_dim ds=shift_size
+    """
     LABEL = "RWKV-7"
     STATES = "conv: 1 × 2·ds × 2; state: H × d × d"
     WEIGHTS = """

@@ -111,10 +111,10 @@ class GatedDeltaNet(RecurrentMixer, frozen=True, tag="gated_delta_net"):
     """
     STATE_FLOPS = 6  # k·S, the outer product, q·S
     MULTIPLE = ("linear_num_value_heads", "linear_num_key_heads")
-    LETTERS = (
-        "Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim "
-        "dv=linear_value_head_dim kc=linear_conv_kernel_dim bc=conv_bias"
-    )
+    LETTERS = """
+        Hk=linear_num_key_heads Hv=linear_num_value_heads dk=linear_key_head_dim
+        dv=linear_value_head_dim kc=linear_conv_kernel_dim bc=conv_bias
+    """
 
     linear_num_key_heads: Size
     linear_num_value_heads: Size

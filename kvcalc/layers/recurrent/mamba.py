@@ -39,10 +39,10 @@ class Mamba(RecurrentMixer, frozen=True, tag="mamba"):
             then assumes fp32 without an engine, or uses the engine's default.
     """
 
-    LETTERS = (
-        "Em=intermediate_size N=state_size R=time_step_rank kc=conv_kernel bc=conv_bias "
-        "g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps"
-    )
+    LETTERS = """
+        Em=intermediate_size N=state_size R=time_step_rank kc=conv_kernel bc=conv_bias
+        g=n_mamba_heads Eg=group_size H=num_steps Hg=group_steps
+    """
     LABEL = "Mamba"
     MULTIPLE = ("intermediate_size", "n_mamba_heads")
     STATES = "conv: Em × 1 × kc; state: Em × 1 × N"

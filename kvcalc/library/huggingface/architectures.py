@@ -94,16 +94,17 @@ _DRAFT_CLASSES = first_words("""
 _SECOND_TYPES = "decilm:deci gpt2:gpt-sw3 llama:internlm3 llama:iquestcoder phi:phi-msft"
 # EAGLE-3 as its authors released it, under the class of an ordinary decoder.
 _WITH_HEADS = {"llama": "eagle3", "qwen3": "eagle3_qwen3"}
-_RARELY_SERVED = (
-    "afm7 baichuan_m1 biogpt blt cpmant ctrl doge gpt_neox_japanese hf_olmo iquestloopcoder "
-    "lille-130m longcat_flash_ngram nanbeige openelm prophetnet reformer roc_bert rwkv "
-    "transfo-xl xlm xlnet xlstm xmod"
-)
-_FLA_NAMES = (  # of flash-linear-attention
-    "abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla "
-    "gsa hgrn hgrn2 kda lightnet linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn "
-    "retnet rodimus rwkv6 samba"
-)
+_RARELY_SERVED = """
+    afm7 baichuan_m1 biogpt blt cpmant ctrl doge gpt_neox_japanese hf_olmo iquestloopcoder
+    lille-130m longcat_flash_ngram nanbeige openelm prophetnet reformer roc_bert rwkv
+    transfo-xl xlm xlnet xlstm xmod
+"""
+# Types of flash-linear-attention.
+_FLA_NAMES = """
+    abc comba delta_net deltaformer forgetting_transformer gated_deltanet gated_deltaproduct gla
+    gsa hgrn hgrn2 kda lightnet linear_attn log_linear_mamba2 mesa_net moba mom nsa path_attn
+    retnet rodimus rwkv6 samba
+"""
 _REFUSED = frozenset(_RARELY_SERVED.split() + _FLA_NAMES.split())
 
 

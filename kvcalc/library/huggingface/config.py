@@ -555,10 +555,10 @@ def field_values(fields: dict[str, Field], c: Config) -> JsonObject:
     return {name: value for name, value in values.items() if value is not None}
 
 
-TEXT_KEYS = (
-    "text_config llm_config language_config thinker_config language_model decoder llm_cfg "
-    "text_cfg language_model_config text_model_config lm_config llm"
-)
+TEXT_KEYS = """
+    text_config llm_config language_config thinker_config language_model decoder llm_cfg
+    text_cfg language_model_config text_model_config lm_config llm
+"""
 MAX_DEPTH = 32
 
 

@@ -31,9 +31,9 @@ _WEIGHTS = re.compile(
 # Keys that add weights although a word in their name usually means no sizes.
 _ALWAYS = re.compile(r"lora(?!_(?:alpha|dropout))|adapter|_rank$|layer_?scale|scale_norm")
 # Standard keys. A known type that does not read one of them is made without it.
-_STANDARD = (
-    "num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size"
-)
+_STANDARD = """
+    num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size
+"""
 # Switches, and the keys that say nothing if the switch is off.
 _SWITCHES = {
     "use_sliding_window": "max_window_layers sliding_window sliding_window_pattern",
@@ -178,10 +178,10 @@ _ASSUMED = {
 }
 
 
-_ORDER = (
-    "name family model_type aliases huggingface_id source published notes hidden_size vocab_size "
-    "max_context layers pattern kinds"
-)
+_ORDER = """
+    name family model_type aliases huggingface_id source published notes hidden_size vocab_size
+    max_context layers pattern kinds
+"""
 
 
 class _Dumper(yaml.SafeDumper):

@@ -44,10 +44,10 @@ _CACHES = first_words("""
     nvfp4  4float nvfp4
 """)
 _BYTE_PER_VALUE = ("int-quantized", "naive-quantized")  # packings of compressed-tensors
-_EXCLUDED_KEYS = (
-    "modules_to_not_convert ignore ignored_layers exclude_modules exclude "
-    "llm_int8_skip_modules skip_modules linear_weights_not_to_quantize"
-)
+_EXCLUDED_KEYS = """
+    modules_to_not_convert ignore ignored_layers exclude_modules exclude
+    llm_int8_skip_modules skip_modules linear_weights_not_to_quantize
+"""
 MAX_MODULES = 1_000_000
 SECTIONS = ("quantization_config", "compression_config", "quantization")
 _NOT_QUANTIZED: tuple[str, ...] = ("embedding", "lm_head", "*.router")

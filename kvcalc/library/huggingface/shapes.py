@@ -156,14 +156,14 @@ def cycle(key: str, kinds: dict[str, str]) -> Order:
 
 
 SLIDING_TYPES = "sliding_attention sliding local_attention local attention_sliding"
-_FULL_TYPES = (
-    "full_attention hybrid hybrid_sliding indexed_attention reference_sliding_attention "
-    "minimax_m3_sparse"
-)
+_FULL_TYPES = """
+    full_attention hybrid hybrid_sliding indexed_attention reference_sliding_attention
+    minimax_m3_sparse
+"""
 _STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_LATENT_KEYS = (
-    "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim num_attention_heads"
-)
+_LATENT_KEYS = """
+    q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim num_attention_heads
+"""
 _INDEX_KEYS = ("index_topk", "index_n_heads", "index_head_dim")
 
 

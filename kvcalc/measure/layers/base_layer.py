@@ -241,7 +241,7 @@ class Mixer(nn.Module):
         rotates: Whether the layer applies rotary positions.
     """
 
-    refused: tuple[str, ...] = ()
+    refused = ""
 
     def __init__(
         self, spec: Any, hidden_size: int, rotates: bool = True, shares_cache: bool = False
@@ -250,7 +250,7 @@ class Mixer(nn.Module):
         for field in msgspec.structs.fields(spec):
             name = field.name
             value = getattr(spec, name)
-            if name in self.refused and value != field.default:
+            if name in self.refused.split() and value != field.default:
                 raise UserError(
                     f"`measure` has no {spec.label} layer with {name} {value!r}",
                     f"Disable it with {name}=null",

@@ -268,20 +268,10 @@ class GroupedLayer(Mixer):
             them cannot be measured.
     """
 
-    refused = (
-        "attention_chunk_size",
-        "cache_budget",
-        "sink_tokens",
-        "qk_norm_bias",
-        "v_norm",
-        "sinks",
-        "output_gate",
-        "k_is_v",
-        "qo_projection",
-        "input_size",
-        "output_size",
-        "cached",
-    )
+    refused = """
+        attention_chunk_size cache_budget sink_tokens qk_norm_bias v_norm sinks output_gate
+        k_is_v qo_projection input_size output_size cached
+    """
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
         """Return the queries, keys and values of the new tokens.

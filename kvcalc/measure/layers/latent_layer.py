@@ -41,7 +41,7 @@ class LatentLayer(Mixer):
             them cannot be measured.
     """
 
-    refused: tuple[str, ...] = ("sliding_window", "output_gate", "q_up_size", "sinks")
+    refused = "sliding_window output_gate q_up_size sinks"
 
     @property
     def scale(self) -> float:
@@ -145,7 +145,7 @@ class LatentLayer(Mixer):
 class SparseLayer(LatentLayer):
     """DeepSeek sparse attention (DSA) in torch: MLA over the tokens that an indexer selects."""
 
-    refused = (*LatentLayer.refused, "indexer", "index_pool")
+    refused = f"{LatentLayer.refused} indexer index_pool"
 
     def prepare(self, x: Tensor, past: int) -> Prepared:
         """Return seven tensors for the new tokens: four of MLA, and three of the indexer.

@@ -13,68 +13,68 @@ from kvcalc.library.presets import lookup
 from kvcalc.records import JsonObject
 
 MAX_KEYS_SHOWN = 12
-OTHER_MODALITIES = re.compile(
-    r"vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|"
-    r"media|resampler|query_num"
-)
-OTHER_PARTS = re.compile(
-    r"^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|"
-    r"auto_map|speculators|draft)"
-    r"(_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$"
-)
+OTHER_MODALITIES = re.compile(r"""(?x)
+    vision|visual|image|audio|video|patch|pixel|mm_|speech|slice_|spatial|frame|projector|
+    media|resampler|query_num
+""")
+OTHER_PARTS = re.compile(r"""(?x)
+    ^(quantization|compression|text|vision|visual|audio|vit|projector|mm_projector|rope\w*|
+    auto_map|speculators|draft)
+    (_config|_cfg|_parameters|_tower|$)|^rope_scaling$|_token_id$
+""")
 # Keys that say nothing about sizes. The model's notes list other unread keys.
-_SILENT = re.compile(
-    r"_ids?$|_tokens?(_|$)|dropout|eps$|epsilon|activation|hidden_act|^act_|init(?!ial)|"
-    r"initializer|rope|rotary|theta|scal[ei]"
-    r"|multiplier|temperature|pdrop|jitter|softcap|^output_|^return_|use_cache|^torch|dtype|"
-    r"version|architectures|auto_map"
-    r"|model_type|_name|gradient|aux|loss|coef|^is_|generation|top_[pk]$|penalty|beam|length$|"
-    r"^max_length|min_length|label|task_"
-    r"|problem|norm_topk|scoring|topk_method|n_group|topk_group|pretraining|ep_size|seq_aux|"
-    r"prefix|transformers|_std|pruned"
-    r"|cross_attention|chunk_size_feed|^do_|early|^finetuning|_impl(ementation)?(_|$)|summary|"
-    r"^use_mem|kernels|alibi|partial"
-    r"|qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|"
-    r"residual_connection_post|fp32_residual|_autoset$"
-    r"|router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|"
-    r"no_repeat|_commit|scale_attn|onnx"
-    r"|_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|"
-    r"exponential_decay|remove_invalid|bias_dropout"
-    r"|mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$"
-)
+_SILENT = re.compile(r"""(?x)
+    _ids?$|_tokens?(_|$)|dropout|eps$|epsilon|activation|hidden_act|^act_|init(?!ial)|
+    initializer|rope|rotary|theta|scal[ei]
+    |multiplier|temperature|pdrop|jitter|softcap|^output_|^return_|use_cache|^torch|dtype|
+    version|architectures|auto_map
+    |model_type|_name|gradient|aux|loss|coef|^is_|generation|top_[pk]$|penalty|beam|length$|
+    ^max_length|min_length|label|task_
+    |problem|norm_topk|scoring|topk_method|n_group|topk_group|pretraining|ep_size|seq_aux|
+    prefix|transformers|_std|pruned
+    |cross_attention|chunk_size_feed|^do_|early|^finetuning|_impl(ementation)?(_|$)|summary|
+    ^use_mem|kernels|alibi|partial
+    |qkv_fused|tokenizer|^bf16|^fp16|^fp32|flash|softmax|^mup_|_path$|
+    residual_connection_post|fp32_residual|_autoset$
+    |router_(dtype|scaling|z_)|routed_scaling|score_func|num_return_sequences|typical_p|
+    no_repeat|_commit|scale_attn|onnx
+    |_clip|clip_|template|select_|backbone_lora|llm_lora|^_|use_bfloat16|diversity|
+    exponential_decay|remove_invalid|bias_dropout
+    |mtp|nextn|time_step_(?:min|max|floor|limit)|^swiglu_|num_logits|logn|dynamic_ntk|pos_emb$
+""")
 # Words of keys that say how much a layer stores, or how often it runs.
-_CACHE_WORDS = re.compile(
-    r"window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|"
-    r"mamba|cross|sparse|cache|evict|pool"
-    r"|(^|_)cla(_|$)|yoco|left_context|heads(_|$)|head_(dim|size|width)|(dim|size)_head|d_head|"
-    r"key_value|loop|recursi|repeat|^ut_|_ut_|expand_[kv]|hidden_ratio"
-)
-_HARMLESS = re.compile(
-    r"^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|token_index$|^auto_map$|"
-    r"shared_expert|sparse_step"
-    r"|_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm|"
-    r"llm_compressor|repeat_ngram|penalty"
-)
+_CACHE_WORDS = re.compile(r"""(?x)
+    window|latent|lora|index|state|conv|ssm|share|sharing|chunk|compress|kv|linear|recurr|
+    mamba|cross|sparse|cache|evict|pool
+    |(^|_)cla(_|$)|yoco|left_context|heads(_|$)|head_(dim|size|width)|(dim|size)_head|d_head|
+    key_value|loop|recursi|repeat|^ut_|_ut_|expand_[kv]|hidden_ratio
+""")
+_HARMLESS = re.compile(r"""(?x)
+    ^use_cache(_|$)|^chunk_size_feed_forward$|^output_hidden_states$|token_index$|^auto_map$|
+    shared_expert|sparse_step
+    |_kv_bias$|^kv_channels$|linear_bias$|bias_linear$|_linear_bias|^layer_norm|
+    llm_compressor|repeat_ngram|penalty
+""")
 # Words of keys that say which layers attend, slide or recur.
-_ORDER_WORDS = re.compile(
-    r"layer|attn|attention|swa|slid|interval|every|period|pattern|freq|stride|alternat|"
-    r"interleav|hybrid|global|local|full_|mixer"
-    r"|order|schedul|span|skip|reuse|radius|band|types$|kinds?$|block_(type|kind)|_per_|first_k"
-)
-_NO_ORDER = re.compile(
-    r"drop|eps(ilon)?$|norm|bias|impl(ementation)?$|scal[ei]|scalar|softcap|multiplier|init|"
-    r"rope|rotary|theta|mask|fp(16|32)"
-    r"|bf16|upcast|dtype|alibi|temperature|logit|clip|position|token|embed|^tie_|activation|"
-    r"loss|aux|gate|gating|sink|parallel"
-    r"|flash|sdpa|fused|quant|penalty|save|log_|logging|eval|train|rank$|batch|files|step$|"
-    r"checkpoint|mtp|nextn|label|^output_"
-    r"|^return_|torch|version|resid|precision|expert_(bias|scale)|max_attn_val"
-)
+_ORDER_WORDS = re.compile(r"""(?x)
+    layer|attn|attention|swa|slid|interval|every|period|pattern|freq|stride|alternat|
+    interleav|hybrid|global|local|full_|mixer
+    |order|schedul|span|skip|reuse|radius|band|types$|kinds?$|block_(type|kind)|_per_|first_k
+""")
+_NO_ORDER = re.compile(r"""(?x)
+    drop|eps(ilon)?$|norm|bias|impl(ementation)?$|scal[ei]|scalar|softcap|multiplier|init|
+    rope|rotary|theta|mask|fp(16|32)
+    |bf16|upcast|dtype|alibi|temperature|logit|clip|position|token|embed|^tie_|activation|
+    loss|aux|gate|gating|sink|parallel
+    |flash|sdpa|fused|quant|penalty|save|log_|logging|eval|train|rank$|batch|files|step$|
+    checkpoint|mtp|nextn|label|^output_
+    |^return_|torch|version|resid|precision|expert_(bias|scale)|max_attn_val
+""")
 _LAYERS = re.compile(r"layers(_|$)|interval|every|pattern")
 _FFN_WORDS = re.compile(r"moe|expert|dense|mlp|ffn|feed_forward|first_k")
-_PLAIN_ATTENTION = (
-    "causal softmax full full_attention mha gqa mqa multi_head grouped_query default"
-)
+_PLAIN_ATTENTION = """
+    causal softmax full full_attention mha gqa mqa multi_head grouped_query default
+"""
 
 
 def apply_settling_changes(c: Config, changes: list[str]) -> None:
