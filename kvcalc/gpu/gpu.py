@@ -10,13 +10,13 @@ import msgspec
 from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError, shown_briefly
 from kvcalc.layers.cost import Cost, Operator
+from kvcalc.layers.part import Number
 from kvcalc.model.model import Source
 from kvcalc.storage.formats import table_rows
 from kvcalc.units import format_bytes, format_si
 
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
-Number = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 # Units that can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit
 # weights become bf16 on GPUs without an fp4 unit (vLLM, kernels/linear/nvfp4/marlin.py), never fp8.
 _WIDER_TABLE = """

@@ -60,12 +60,7 @@ class Cost(NamedTuple):
         They are the bytes of weights, cache and activations. Bytes sent to other GPUs are not
         included.
         """
-        return (
-            self.weight_bytes
-            + self.cache_read_bytes
-            + self.cache_write_bytes
-            + self.activation_bytes
-        )
+        return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
 
 class Role(StrEnum):

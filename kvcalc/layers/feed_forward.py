@@ -21,7 +21,7 @@ from kvcalc.layers.cost import (
 )
 from kvcalc.layers.part import Count, Size, Sublayer
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, WeightKind, matrix, vector
+from kvcalc.layers.weights import Weight, WeightKind, vector
 
 
 class Dense(Sublayer, frozen=True, tag="dense"):
@@ -106,8 +106,8 @@ class Projections(Sublayer, frozen=True, tag="projections"):
             hidden_size: Not used, because each matrix states its own sizes.
         """
         results = [
-            matrix(n, m[0], m[1]) if len(m) == 2 else Weight(n, m[0], m[1], bias=m[2])
-            for n, m in self.matrices.items()
+            Weight(name, rows, columns, bias=sum(biases))
+            for name, (rows, columns, *biases) in self.matrices.items()
         ]
         return (*results, *(vector(n, size) for n, size in self.vectors.items()))
 

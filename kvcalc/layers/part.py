@@ -17,6 +17,7 @@ from kvcalc.layers.weights import Weight, WeightKind, matrix, table, vector
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none
+Number = Annotated[int, msgspec.Meta(ge=1, le=100_000)]  # layers, GPUs, multiprocessors
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
 StateDtype = Literal["fp32", "bf16", "fp16"]
 

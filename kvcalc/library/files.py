@@ -16,7 +16,7 @@ from kvcalc.errors import UserError
 from kvcalc.records import JsonObject
 
 MAX_DEPTH = 32
-_TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels"
+TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels"
 _INT = re.compile(r"[-+]?[0-9][0-9_]{0,30}")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]{1,4})?")
 _WORDS = {
@@ -108,10 +108,10 @@ class _YamlReader:
             problem = str(getattr(error, "problem", None) or error)
             message = f"is not YAML: {problem}"
             if "nesting depth" in problem:  # PyYAML 6.0.4 also has a limit
-                message = _TOO_DEEP
+                message = TOO_DEEP
             raise self.fail(message, getattr(error, "problem_mark", None)) from None
         except RecursionError:
-            raise self.fail(_TOO_DEEP, None) from None
+            raise self.fail(TOO_DEEP, None) from None
         return documents
 
     def value(self, node: Any, path: tuple[str | int, ...]) -> Any:
@@ -130,7 +130,7 @@ class _YamlReader:
         if isinstance(node.value, str):
             value = self.scalar(node)
         elif len(path) >= MAX_DEPTH:
-            raise self.fail(_TOO_DEEP, node.start_mark)
+            raise self.fail(TOO_DEEP, node.start_mark)
         elif node.id == "sequence":
             value = [self.value(item, (*path, n)) for n, item in enumerate(node.value)]
         else:

@@ -203,11 +203,10 @@ def leaves_node(ranks: Parallelism, stage: int) -> bool:
         ranks: Number of ranks, and of GPUs per node.
         stage: Index of the sending stage, from 0.
     """
-    wide = ranks.stage_gpus
-    return (
-        bool(ranks.per_node)
-        and (stage + 2) * wide - 1 >= ((stage * wide) // ranks.per_node + 1) * ranks.per_node
-    )
+    first = stage * ranks.stage_gpus
+    last = first + 2 * ranks.stage_gpus - 1
+    per_node = ranks.per_node
+    return bool(per_node) and last // per_node > first // per_node
 
 
 def total(operators: Iterable[Operator]) -> Cost:

@@ -9,6 +9,7 @@ float32 tensors), src/llama-quant.cpp (types).
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 
 from msgspec.structs import replace
 
@@ -43,8 +44,8 @@ _QKV = ("q", "k", "v")
 _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa"}
 
 
-# A kind of layer, and the format of each of its matrices.
-Stored = tuple[str, tuple[tuple[str, str], ...]]
+MatrixFormats = tuple[tuple[str, str], ...]  # (matrix, format) of one layer
+Stored = tuple[str, MatrixFormats]  # a kind of layer, and the formats of its matrices
 
 
 def stored_by_mix(model: Model, mix: str, imatrix: bool) -> Model:
@@ -218,7 +219,7 @@ def _is_known(part: Sublayer) -> bool:
 
 def with_stored_formats(
     model: Model,
-    stored: dict[int, tuple[tuple[str, str], ...]],
+    stored: dict[int, MatrixFormats],
     label: str,
     vectors: str,
     buffers: int,
@@ -251,14 +252,12 @@ def with_stored_formats(
             covers[format_].append("lm_head")
 
     float32 = tuple(f"*.{name}" for name in _FLOAT32)
-    rows: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
-        *(
-            (format_, tuple(weights), ("matrix", "table"))
-            for format_, weights in covers.items()
-        ),
-        (vectors, float32, ("matrix",)),
-        (vectors, ("*",), ("vector", "table")),
+    scheme = partial(Quantization, except_for=(), label=label)
+    schemes = [
+        scheme(format_, tuple(weights), kinds=("matrix", "table"))
+        for format_, weights in covers.items()
     ]
+    schemes += [scheme(vectors, float32), scheme(vectors, kinds=("vector", "table"))]
     return replace(
         model,
         kinds={name: model.kinds[kind] for (kind, _), name in names.items()},
@@ -267,9 +266,7 @@ def with_stored_formats(
         other_part_bytes=0,
         pattern=order,
         mtp=replace(model.mtp, kind=order[-1]) if model.mtp else None,
-        quantization=tuple(
-            Quantization(format_, weights, (), kinds, label) for format_, weights, kinds in rows
-        ),
+        quantization=tuple(schemes),
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from kvcalc.errors import UserError, nearest, shown_briefly
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Projections
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, Number, Size, Sublayer, Tokens
 from kvcalc.layers.parts import AnyPart
 from kvcalc.layers.weights import Weight, matrix, table, vector
 from kvcalc.storage.formats import cache_dtypes, canonical
@@ -73,7 +73,6 @@ class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(self.tokens, -(-width // self.token_side) * -(-height // self.token_side))
 
 
-Layers = Annotated[int, msgspec.Meta(ge=1, le=100_000)]
 MAX_KINDS = 256  # kinds of layer: a searched model has a few dozen
 Norm = Literal["rms", "layer", "layer_no_bias", "none"]
 NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
@@ -156,7 +155,7 @@ class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     kind: str
-    layers: Layers = 1
+    layers: Number = 1
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -240,7 +239,7 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, 
     name: str
     hidden_size: Size
     vocab_size: Size
-    layers: Layers
+    layers: Number
     kinds: Annotated[dict[str, Layer], msgspec.Meta(max_length=MAX_KINDS)]
     pattern: tuple[str, ...] = ()
     family: str = ""

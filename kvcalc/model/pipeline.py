@@ -12,18 +12,17 @@ from kvcalc.model.model import Model, memoized
 REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
 
-def divisors(n: int, max_names: int = 12) -> str:
+MAX_NAMES = 12  # divisors in an error message
+
+
+def divisors(n: int) -> str:
     """Return the smallest divisors of a number as text, such as `1, 2, 3, 4, 6, 12` for 12.
 
-    Error messages use it to list valid parallel sizes.
-
-    Args:
-        n: The number.
-        max_names: Maximum number of divisors in the text. If there are more, … follows. Divisors
-            above 4,096 are left out.
+    Error messages use it to list valid parallel sizes. After 12 divisors, … follows. Divisors
+    above 4,096 are left out.
     """
     results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0]
-    return ", ".join(results[:max_names]) + " …" * (len(results) > max_names)
+    return ", ".join(results[:MAX_NAMES]) + " …" * (len(results) > MAX_NAMES)
 
 
 def check(model: Model, parallelism: Parallelism) -> None:
@@ -45,16 +44,15 @@ def check(model: Model, parallelism: Parallelism) -> None:
     memoized(model, _check, parallelism)
 
 
-def _check(model: Model, parallelism: Parallelism) -> bool:
-    """Raise UserError if the parallelism is invalid, otherwise return True, so that `memoized`
-    stores the result."""
+def _check(model: Model, parallelism: Parallelism) -> None:
+    """Raise UserError if the parallelism is invalid. `memoized` stores that it is valid."""
     if parallelism.pp > model.layers:
         raise UserError(
             f"pipeline size {parallelism.pp} exceeds the {model.layers} layers of {model.name}"
         )
     _check_shared_rows(model, parallelism.pp)
     if parallelism.stage_gpus == 1:
-        return True
+        return
     _check_context(model, parallelism)
     for name, weight, _ in model.walk():
         units = weight.shards
@@ -78,7 +76,6 @@ def _check(model: Model, parallelism: Parallelism) -> bool:
                 f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
                 f"Use one of {divisors(units)}",
             )
-    return True
 
 
 def _check_shared_rows(model: Model, pp: int) -> None:

@@ -51,6 +51,9 @@ def engine_name(text: str, name: str) -> str:
     return engine
 
 
+EngineName = Annotated[str, engine_name]
+
+
 class ShardingOptions(Question, frozen=True):
     """How a model is stored, and how it is split over GPUs.
 
@@ -135,7 +138,7 @@ class DeploymentOptions(PlacementOptions, frozen=True):
             fewer FLOPs.
     """
 
-    engine: Annotated[str, engine_name] = "vllm"
+    engine: EngineName = "vllm"
     engine_version: str = ""
     bounds: bool = False
     calibration: str = ""

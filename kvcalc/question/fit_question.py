@@ -2,19 +2,18 @@
 
 from typing import Annotated
 
-from kvcalc.question.deployment_options import engine_name
+from kvcalc.question.deployment_options import EngineName
 from kvcalc.question.options import (
+    MemoryShare,
+    OptionalBytes,
     OptionalTokens,
     Question,
     Tokens,
-    bytes_or_none,
     host_bytes,
-    memory_share,
 )
 from kvcalc.units import parse_rate
 
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
-Bytes = Annotated[int | None, bytes_or_none]
 
 
 class EngineSettings(Question, frozen=True):
@@ -112,7 +111,7 @@ class FitQuestion(EngineSettings, frozen=True):
         kv_offloading_bytes: Bytes of host memory for more KV cache, per GPU.
     """
 
-    engine: Annotated[str, engine_name] = "vllm"
+    engine: EngineName = "vllm"
     engine_version: str = ""
     max_model_len: Tokens = 0
     max_num_seqs: int | None = None
@@ -124,17 +123,17 @@ class FitQuestion(EngineSettings, frozen=True):
     max_loras: int = 0
     max_lora_rank: int = 16
     limit_mm_per_prompt: str = ""
-    gpu_memory_utilization: Annotated[float, memory_share] = 0.0
+    gpu_memory_utilization: MemoryShare = 0.0
     utilization_of: str = ""
     max_num_batched_tokens: Tokens = 0
     max_in_flight_batches: int = 0
     num_speculative_tokens: int = 0
-    kv_cache_memory_bytes: Bytes = None
+    kv_cache_memory_bytes: OptionalBytes = None
     num_gpu_blocks_override: int = 0
     memory_in_use: Annotated[int, host_bytes] = 0
-    weight_bytes: Bytes = None
-    activation_bytes: Bytes = None
-    overhead_bytes: Bytes = None
+    weight_bytes: OptionalBytes = None
+    activation_bytes: OptionalBytes = None
+    overhead_bytes: OptionalBytes = None
     shared_prefix: OptionalTokens = 0
     mtp: bool = False
     draft: str = ""

@@ -501,6 +501,9 @@ def bytes_or_none(text: str, name: str) -> int:
     return 0 if text.strip() == "0" else parse_bytes(text, name)
 
 
+OptionalBytes = Annotated[int | None, bytes_or_none]
+
+
 def host_bytes(text: str, name: str) -> int:
     """Parse bytes from a text such as `40GiB`, for options about a large memory.
 
@@ -531,6 +534,9 @@ def seconds_or_none(text: str, name: str) -> float:
     return 0.0 if text.strip() in ("0", "0.0") else parse_seconds(text, name)
 
 
+OptionalSeconds = Annotated[float, seconds_or_none]
+
+
 def memory_share(text: str, name: str) -> float:
     """Parse a share of memory, such as 0.9.
 
@@ -545,6 +551,9 @@ def memory_share(text: str, name: str) -> float:
     if not 0 < value <= 1:
         raise UserError(f"{name} {text} is not above 0 and at most 1", "Write 0.9 for 90%")
     return value
+
+
+MemoryShare = Annotated[float, memory_share]
 
 
 def parse_number(text: str, name: str) -> float:

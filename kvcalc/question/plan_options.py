@@ -5,8 +5,8 @@ from typing import Annotated
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.question.deployment_options import engine_name, gpu_count
-from kvcalc.question.options import Question, Tokens, memory_share
+from kvcalc.question.deployment_options import EngineName, gpu_count
+from kvcalc.question.options import MemoryShare, Question, Tokens
 from kvcalc.units import parse_seconds, parse_tokens
 
 # sequences per replica that are tried if the users do not determine them
@@ -198,14 +198,14 @@ class SpaceOptions(Question, frozen=True):
     dtype: Names = ("auto",)
     kv_cache_dtype: Names = ("auto",)
     quantization: Names = ("",)
-    engine: Annotated[str, engine_name] = "vllm"
+    engine: EngineName = "vllm"
     engine_version: str = ""
     bounds: bool = False
     calibration: str = ""
     calibration_from: str = ""
     mixed: bool = False
     stack: str = ""
-    gpu_memory_utilization: Annotated[float, memory_share] = 0.0
+    gpu_memory_utilization: MemoryShare = 0.0
     max_num_batched_tokens: Tokens = 0
     enforce_eager: bool = False
     draft: Names = ()

@@ -5,12 +5,12 @@ from typing import Annotated
 
 from kvcalc.errors import UserError
 from kvcalc.question.options import (
+    MemoryShare,
+    OptionalBytes,
+    OptionalSeconds,
     OptionalTokens,
     Question,
     Tokens,
-    bytes_or_none,
-    memory_share,
-    seconds_or_none,
 )
 
 MAX_STEPS = 1 << 20  # passes of one request
@@ -160,7 +160,7 @@ class Workload(Question, frozen=True):
     output_len: Annotated[str, _as_typed] = "lognormal:211,601"
     seed: int = 0
     client: str = ""
-    think_time: Annotated[float, seconds_or_none] = 0.0
+    think_time: OptionalSeconds = 0.0
     prefix_hit_rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -230,10 +230,10 @@ class ServerSettings(Question, frozen=True):
     max_num_batched_tokens: OptionalTokens = 0
     max_model_len: Tokens = 0
     block_size: int = 0
-    gpu_memory_utilization: Annotated[float, memory_share] = 0.0
-    kv_cache_memory_bytes: Annotated[int | None, bytes_or_none] = None
-    slo_ttft: Annotated[float, seconds_or_none] = 0.0
-    slo_tpot: Annotated[float, seconds_or_none] = 0.0
+    gpu_memory_utilization: MemoryShare = 0.0
+    kv_cache_memory_bytes: OptionalBytes = None
+    slo_ttft: OptionalSeconds = 0.0
+    slo_tpot: OptionalSeconds = 0.0
     price_per_hour: float = 0.0
     draft: str = ""
     num_speculative_tokens: int = 0

@@ -145,9 +145,13 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
 
     def _index_key(self, is_shared: bool = False) -> CacheEntry:
         """Return the entry of the index keys, one for each compressed row."""
-        key = CacheEntry("index_key", 1, self.index_head_dim, self.compress_ratio)
-        return replace(
-            key, max_rows_per_query=self.index_candidates, is_stored_by_other_layer=is_shared
+        return CacheEntry(
+            "index_key",
+            1,
+            self.index_head_dim,
+            self.compress_ratio,
+            max_rows_per_query=self.index_candidates,
+            is_stored_by_other_layer=is_shared,
         )
 
     def cache(self) -> tuple[CacheEntry, ...]:

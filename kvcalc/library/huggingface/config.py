@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from kvcalc.errors import UserError
-from kvcalc.library.files import MAX_JSON_BYTES, read_text
+from kvcalc.library.files import MAX_DEPTH, MAX_JSON_BYTES, TOO_DEEP, read_text
 from kvcalc.records import JsonObject
 
 MAX_ITEMS = 10_000
@@ -559,7 +559,6 @@ TEXT_KEYS = """
     text_config llm_config language_config thinker_config language_model decoder llm_cfg
     text_cfg language_model_config text_model_config lm_config llm
 """
-MAX_DEPTH = 32
 
 
 @cache
@@ -586,7 +585,7 @@ def read_json(path: Path) -> JsonObject:
         UserError: The file is not a JSON mapping, repeats a key or nests too deeply.
     """
     file_name = str(path)
-    too_deep = UserError(f"nests deeper than {MAX_DEPTH} levels", where=file_name)
+    too_deep = UserError(TOO_DEEP, where=file_name)
 
     def mapping(pairs: list[tuple[str, Any]]) -> JsonObject:
         keys = [key for key, _ in pairs]

@@ -287,28 +287,25 @@ def _problem(label: str, host: ModelHost, error: Exception) -> UserError:
     """Return a UserError about a model on a host, for an error of the HTTP client."""
     from huggingface_hub import errors
 
-    what = f"{label} cannot be read from {host.name}: {_reason(error)}"
-    hint = f"Is the network up, and {host.setting} right?"
     if isinstance(error, errors.GatedRepoError):
-        what = f"{label} is gated on {host.name}"
         hint = "Ask for access there and set HF_TOKEN"
-    elif isinstance(error, errors.RepositoryNotFoundError):
-        what = f"{host.name} has no public model {label}"
+        return UserError(f"{label} is gated on {host.name}", hint)
+    if isinstance(error, errors.RepositoryNotFoundError):
         hint = "Check the name; a private one needs HF_TOKEN"
-    elif isinstance(error, errors.RevisionNotFoundError):
-        what = f"{host.name} has no revision {label}"
-        hint = ""
-    elif isinstance(error, errors.OfflineModeIsEnabled):
-        what = f"{label} is not in the Hub client's cache"
+        return UserError(f"{host.name} has no public model {label}", hint)
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UserError(f"{host.name} has no revision {label}")
+    if isinstance(error, errors.OfflineModeIsEnabled):
         hint = "HF_HUB_OFFLINE is set: unset it to fetch the file"
-    elif isinstance(error, errors.HfHubHTTPError):
+        return UserError(f"{label} is not in the Hub client's cache", hint)
+    if isinstance(error, errors.HfHubHTTPError):
         status = f"{error.response.status_code} {error.response.reason_phrase}"
-        what = f"{host.name} does not hand out {label}: {status}"
         hint = "Check the name and HF_TOKEN" if host is HUB else "Check the name"
-    elif isinstance(error, ValueError):  # also msgspec's errors
-        what = f"{host.name} sends no valid answer about {label}: {error}"
-        hint = ""
-    return UserError(what, hint)
+        return UserError(f"{host.name} does not hand out {label}: {status}", hint)
+    if isinstance(error, ValueError):  # also msgspec's errors
+        return UserError(f"{host.name} sends no valid answer about {label}: {error}")
+    what = f"{label} cannot be read from {host.name}: {_reason(error)}"
+    return UserError(what, f"Is the network up, and {host.setting} right?")
 
 
 def _reason(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.library.huggingface.config import Config, show
 from kvcalc.library.huggingface.quantized_modules import Rules, matrices, quark
+from kvcalc.model.gguf_layout import MatrixFormats
 from kvcalc.model.model import Model
 from kvcalc.records import JsonObject
 from kvcalc.storage.formats import first_words
@@ -58,8 +59,6 @@ _COMPRESSORS = ("*.compress_*", "*.index_kv", "*.index_gate", "*.index_weights")
 _STREAMS = ("*_streams", "stream_head")
 _INDEXERS = ("*.index_q", "*.row_index_k")
 _NGRAMS = ("*.engram_table",)
-# (matrix, format) of one layer, if its matrices have several formats
-MatrixFormats = tuple[tuple[str, str], ...]
 
 
 def _by_method(q: Config, method: str, model_type: str) -> str:

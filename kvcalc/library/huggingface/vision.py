@@ -16,16 +16,16 @@ from kvcalc.records import JsonObject
 
 # Parts of a file next to its language model, and their keys.
 _OTHER_PARTS = {
-    "vision tower": (
-        "vision_config vision_cfg visual vision_tower mm_vision_tower vision_tower_cfg"
-        " vision_tower_config vision_model_config vision_backbone_config vision_encoder_config"
-        " vit_config image_config img_processor vision_backbone embd_layer"
-    ),
-    "audio tower": (
-        "audio_config audio_cfg audio_encoder_config audio_model_config audio_processor"
-        " mm_audio_tower audio_tower speech_config sound_config acoustic_tokenizer_config"
-        " whisper_config"
-    ),
+    "vision tower": """
+        vision_config vision_cfg visual vision_tower mm_vision_tower vision_tower_cfg
+        vision_tower_config vision_model_config vision_backbone_config vision_encoder_config
+        vit_config image_config img_processor vision_backbone embd_layer
+    """,
+    "audio tower": """
+        audio_config audio_cfg audio_encoder_config audio_model_config audio_processor
+        mm_audio_tower audio_tower speech_config sound_config acoustic_tokenizer_config
+        whisper_config
+    """,
     "talker": "talker_config",
     "vocoder": "code2wav_config token2wav_config tts_config vocoder_config",
 }

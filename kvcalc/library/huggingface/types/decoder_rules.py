@@ -8,7 +8,6 @@ from kvcalc.library.huggingface.config import Config, Field, facts
 from kvcalc.library.huggingface.shapes import FULL, SLIDING, cycle, full_where, typed
 from kvcalc.storage.formats import first_words
 
-Matrices = dict[str, tuple[int, ...]]
 # A model type, and the versions of MiniCPM-V with its layers.
 MINICPMV_STACKS = first_words("""
     minicpm  2 2.0
@@ -66,7 +65,7 @@ def gemma4_order(c: Config) -> list[str]:
     return [*typed(full_where("(layer_index + 1) % 6 == 0"))(c)[:-1], FULL]
 
 
-def altup_projections(c: Config) -> Matrices:
+def altup_projections(c: Config) -> dict[str, tuple[int, ...]]:
     """Return the (inputs, outputs) of AltUp's projection matrices, by matrix name.
 
     AltUp keeps `altup_num_inputs` copies (streams) of the residual stream. Each stream except the

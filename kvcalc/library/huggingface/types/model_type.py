@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvcalc.layers import attention, recurrent
+from kvcalc.layers.parts import MIXERS
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface import config, shapes
 from kvcalc.library.huggingface.config import Field, Reader
@@ -28,11 +28,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"when": config.when}
 for module in (shapes, decoder_rules, general_rules, mixed_layer_rules):
     FUNCTIONS |= {name: value for name, value in vars(module).items() if callable(value)}
 config.RULES.update(FUNCTIONS)
-PARTS = {
-    name: value
-    for name, value in (vars(attention) | vars(recurrent)).items()
-    if isinstance(value, type)
-}
+PARTS = {mixer.__name__: mixer for mixer in MIXERS}
 
 
 class Type(NamedTuple):
