@@ -10,7 +10,7 @@ import msgspec
 from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError, shown_briefly
 from kvcalc.layers.cost import Cost, Operator
-from kvcalc.layers.part import Number
+from kvcalc.layers.part import Number, PresetStruct
 from kvcalc.model.model import Source
 from kvcalc.storage.formats import table_rows
 from kvcalc.units import format_bytes, format_si
@@ -32,7 +32,7 @@ _PAGE = 16384  # bytes, to which macOS rounds the GPU's share up
 PEAKS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp6", "fp4")
 
 
-class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Host(PresetStruct, frozen=True):
     """A documented or measured machine (server or computer) that contains GPUs of one model.
 
     Other machines with this GPU may have other memories and disks. In each field, None means that
@@ -55,7 +55,7 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_bytes_per_s: Rate | None = None
 
 
-class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Gpu(PresetStruct, frozen=True, kw_only=True):
     """The datasheet of one GPU or accelerator model. Each field is a key of its YAML preset file.
 
     None means that no source gives the number. Rates and sizes are for one GPU.

@@ -71,7 +71,11 @@ def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
     return tuple(weights)
 
 
-class Sublayer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class PresetStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A mapping in a preset file. Unknown keys are errors."""
+
+
+class Sublayer(PresetStruct, frozen=True, tag_field="type"):
     """One part of a layer: attention, a recurrence such as Mamba, an FFN, or other projections.
 
     Each subclass is one type of part, such as `Grouped` for GQA. Its fields are the keys of the

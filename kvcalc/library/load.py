@@ -485,6 +485,17 @@ def model_record(model: Model) -> "ModelPresetRecord":
     }
 
 
+# Keys of a GPU's record, in the order of the columns.
+_GPU_KEYS = """
+    gpu vendor architecture memory_bytes usable_bytes memory_type bandwidth_bytes_per_s
+    fp64_flops_per_s fp32_flops_per_s tf32_flops_per_s bf16_flops_per_s fp16_flops_per_s
+    fp8_flops_per_s int8_flops_per_s fp6_flops_per_s fp4_flops_per_s vector_fp32_flops_per_s
+    knee sms register_bytes_per_sm shared_memory_bytes_per_sm shared_memory_bytes_per_s
+    l2_bytes l2_bytes_per_s link_bytes_per_s host_link_bytes_per_s host host_gpus
+    host_memory_bytes disk_bytes disk_bytes_per_s power_w per source
+"""
+
+
 def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
     """Return the flat record of a GPU preset that `kvcalc gpus --format` prints.
 
@@ -493,30 +504,24 @@ def gpu_record(gpu: Gpu) -> "GpuPresetRecord":
     Args:
         gpu: The GPU of the preset.
     """
-    host = gpu.host
-    first = "vendor architecture memory_bytes usable_bytes"
-    second = (
-        "knee sms register_bytes_per_sm shared_memory_bytes_per_sm shared_memory_bytes_per_s "
-        "l2_bytes l2_bytes_per_s link_bytes_per_s host_link_bytes_per_s"
-    )
-    record = {
+    values = {
         "gpu": gpu.name,
-        **{name: getattr(gpu, name) for name in first.split()},
         "memory_type": gpu.memory_type or None,
-        "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-        **{f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS},
-        "vector_fp32_flops_per_s": gpu.vector_flops_per_s.get("fp32"),
-        **{name: getattr(gpu, name) for name in second.split()},
-        "host": host.name if host else None,
-        "host_gpus": host.gpus if host else None,
-        "host_memory_bytes": host.memory_bytes if host else None,
-        "disk_bytes": host.disk_bytes if host else None,
-        "disk_bytes_per_s": host.disk_bytes_per_s if host else None,
-        "power_w": gpu.power_w,
-        "per": gpu.per,
+        "vector_fp32_flops_per_s": gpu.vector_peak,
         "source": "; ".join(s.url for s in gpu.source),
     }
-    return cast("GpuPresetRecord", record)
+    values |= {f"{dtype}_flops_per_s": gpu.flops_per_s.get(dtype) for dtype in PEAKS}
+    if host := gpu.host:
+        values |= {
+            "host": host.name,
+            "host_gpus": host.gpus,
+            "host_memory_bytes": host.memory_bytes,
+            "disk_bytes": host.disk_bytes,
+            "disk_bytes_per_s": host.disk_bytes_per_s,
+        }
+
+    fields = {key: getattr(gpu, key, None) for key in _GPU_KEYS.split()}
+    return cast("GpuPresetRecord", fields | values)
 
 
 UNKNOWN = cast("WeightsRecord", dict.fromkeys(WeightsRecord.__annotations__))

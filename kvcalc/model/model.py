@@ -16,7 +16,7 @@ import msgspec
 from kvcalc.errors import UserError, nearest, shown_briefly
 from kvcalc.layers.cache import CacheEntry
 from kvcalc.layers.feed_forward import Projections
-from kvcalc.layers.part import Count, Number, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, Number, PresetStruct, Size, Sublayer, Tokens
 from kvcalc.layers.parts import AnyPart
 from kvcalc.layers.weights import Weight, matrix, table, vector
 from kvcalc.storage.formats import cache_dtypes, canonical
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 MAX_RESULTS = 1 << 12  # maximum results of one rule
 
 
-class Vision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Vision(PresetStruct, frozen=True):
     """A vision tower of a model, the image encoder in front of the language model.
 
     The model's `parameters` do not include the tower. The fields are keys of a model preset, which
@@ -78,7 +78,7 @@ Norm = Literal["rms", "layer", "layer_no_bias", "none"]
 NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 
 
-class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
+class Layer(PresetStruct, frozen=True, dict=True):
     """One kind of layer of a model, such as a layer with a sliding window and a dense FFN.
 
     A model lists its kinds of layer once and states their order. A mixer is the attention or the
@@ -143,7 +143,7 @@ class Layer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         return f"{labels} (shared cache)" if self.shares_cache else labels
 
 
-class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Mtp(PresetStruct, frozen=True):
     """Multi-token-prediction (MTP) layers of a model, which draft tokens for speculative decoding.
 
     In addition to its parts, each layer has a projection [2·D, D] and three norms, with D the
@@ -158,7 +158,7 @@ class Mtp(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: Number = 1
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Source(PresetStruct, frozen=True):
     """A document from which a preset's values were taken.
 
     Attributes:
@@ -174,7 +174,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: str = ""
 
 
-class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=True, kw_only=True):
+class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
     """A language model: its sizes, layers and formats. The fields are the keys of a model preset.
 
     A preset is a YAML file. kvcalc also reads models from a config.json or a GGUF file.

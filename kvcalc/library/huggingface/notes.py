@@ -254,9 +254,9 @@ def _without_defaults(value: Any) -> Any:
     fields: JsonObject = {"type": tag} if tag else {}
     for field in msgspec.structs.fields(value):
         item = getattr(value, field.name)
-        default = None if field.default is msgspec.NODEFAULT else field.default
+        default = field.default
         if field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        if field.required or item != default:
+        if item != default:
             fields[field.encode_name] = _without_defaults(item)
     return fields
