@@ -465,9 +465,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
         buffers=buffers,
         **_outside(blocks[0]),
     )
-    key, problem = model.problem()
-    if problem:
-        raise f.fail(f"{key}: {problem}")
+    model.checked(f.file_name)
     stated = f.metadata.get("general.file_type")
     label = FILE_TYPES.get(stated, "gguf") if isinstance(stated, int) else "gguf"
     formats = {block.number: tuple(block.formats) for block in blocks}

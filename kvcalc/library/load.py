@@ -67,15 +67,7 @@ def with_changes(model: Model, changes: list[str]) -> Model:
             raise UserError(f"change {change!r} should read KEY=VALUE or KIND.KEY=VALUE")
         _apply(data, target.strip(), _parsed(value.strip()))
     file_name = f"{model.name} with {', '.join(changes)}"
-    return _checked(presets.build(data, Model, file_name), file_name)
-
-
-def _checked(model: Model, place: str) -> Model:
-    """Return the model, or raise UserError if its fields contradict each other."""
-    key, problem = model.problem()
-    if problem:
-        raise UserError(f"{key}: {problem}", where=place)
-    return model
+    return presets.build(data, Model, file_name).checked(file_name)
 
 
 def _parsed(text: str) -> Any:
@@ -353,7 +345,7 @@ def changed(model: Model, **fields: object) -> Model:
     Raises:
         UserError: The fields contradict each other, or a value is invalid.
     """
-    return _checked(replace(model, **fields), model.name)
+    return replace(model, **fields).checked(model.name)
 
 
 def hub_name(name: str) -> str:

@@ -218,11 +218,7 @@ def _is_known(part: Sublayer) -> bool:
 
 
 def with_stored_formats(
-    model: Model,
-    stored: dict[int, MatrixFormats],
-    label: str,
-    vectors: str,
-    buffers: int,
+    model: Model, stored: dict[int, MatrixFormats], label: str, vectors: str, buffers: int
 ) -> Model:
     """Return the model with a given storage format for each weight in each layer.
 

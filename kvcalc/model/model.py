@@ -534,6 +534,17 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
             return "mtp.kind", f"names an unknown kind {self.mtp.kind!r}"
         return "", ""
 
+    def checked(self, place: str) -> "Model":
+        """Return the model, or raise UserError if its fields contradict each other.
+
+        Args:
+            place: File or name for the error message.
+        """
+        key, problem = self.problem()
+        if problem:
+            raise UserError(f"{key}: {problem}", where=place)
+        return self
+
 
 # Entries by which the vocabularies of a draft and its target may differ (llama.cpp,
 # common/speculative.cpp: SPEC_VOCAB_MAX_SIZE_DIFFERENCE).

@@ -211,10 +211,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
     fields |= field_values(entry.model, c)
     if resolved.pooling:
         fields |= _pooling_fields(c, entry, resolved.pooling)
-    model = presets.build(fields, Model, c.file_name)
-    key, problem = model.problem()
-    if problem:
-        raise c.fail(key, problem)
+    model = presets.build(fields, Model, c.file_name).checked(c.file_name)
     if model.parameters > MAX_SIZE**2:
         raise UserError("describes a model of absurd size", where=c.file_name)
     return with_used_schemes(model) if quantization else model, storage
