@@ -289,7 +289,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
                     )
         for dtype in self.fp16_accumulate_flops_per_s:
             if dtype not in self.flops_per_s:
-                return (f"fp16_accumulate_flops_per_s.{dtype}", f"flops_per_s gives no {dtype}")
+                return f"fp16_accumulate_flops_per_s.{dtype}", f"flops_per_s gives no {dtype}"
         return "", ""
 
 

@@ -75,7 +75,7 @@ class Dense(Sublayer, frozen=True, tag="dense"):
             p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         w = self.local_weights(p)
-        return [*_network(p, w), *p.all_reduce(w["down"].outputs)]
+        return [*_network(p, w, p.tokens), *p.all_reduce(w["down"].outputs)]
 
 
 class Projections(Sublayer, frozen=True, tag="projections"):
@@ -268,14 +268,14 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         distinct = (
             expected_experts(all_tokens, self.num_experts_per_tok, self.num_experts) / ranks.ep
         )
-        experts = _network(p, w, "experts", routed, reached, distinct)
+        experts = _network(p, w, routed, "experts", reached, distinct)
 
         operators = [p.gemm("router", w["router"])]
         if "latent_down" in w:
             operators.append(p.gemm("latent_down", w["latent_down"]))
         operators += self._fused(p, w, experts, all_tokens, minimum(all_tokens, routed))
         if "shared.up" in w:
-            operators += _network(p, w, "shared", p.tokens)
+            operators += _network(p, w, p.tokens, "shared")
         if "shared.weight" in w:
             operators.append(p.gemm("shared_gate", w["shared.weight"]))
         if "latent_up" in w:
@@ -360,8 +360,8 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 def _network(
     p: Pass,
     w: dict[str, Weight],
+    tokens: Num,
     name: str = "",
-    tokens: Num | None = None,
     fraction: Real = 1,
     experts: Real = 0,
 ) -> list[Operator]:
@@ -369,11 +369,10 @@ def _network(
     down."""
     weights = [w.get(f"{name}.{n}" if name else n) for n in ("gate", "up", "down")]
     *wide, down = [weight for weight in weights if weight]
-    rows = p.tokens if tokens is None else tokens
     prefix = f"{name}_" if name else ""
     up_name = "gate_up" if len(wide) > 1 else "up"
     return [
-        p.gemm(prefix + up_name, *wide, tokens=rows, fraction=fraction, experts=experts),
-        p.activation(prefix + "activation", rows, wide[0].outputs, len(wide)),
-        p.gemm(prefix + "down", down, tokens=rows, fraction=fraction, experts=experts),
+        p.gemm(prefix + up_name, *wide, tokens=tokens, fraction=fraction, experts=experts),
+        p.activation(prefix + "activation", tokens, wide[0].outputs, len(wide)),
+        p.gemm(prefix + "down", down, tokens=tokens, fraction=fraction, experts=experts),
     ]

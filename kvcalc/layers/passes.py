@@ -73,8 +73,7 @@ class Pass:
         self.present: Num = 1
         groups = []
         for group in batch.groups:
-            count = array_of(group.count)
-            count = -(-count // ranks.dp) if ranks.dp > 1 else count
+            count = ceil_div(array_of(group.count), ranks.dp)
             groups.append(Sequences(count, array_of(group.new), array_of(group.past)))
         self._set_groups(groups)
         self.enter("", 1)

@@ -228,7 +228,8 @@ def _layer(model: Model, p: Pass, kind: str, count: int) -> list[Operator]:
     p.enter(kind, count, writes_cache=not layer.shares_cache)
     operators = []
     if layer.norm_count and NORM_VECTORS[model.norm]:
-        operators.append(replace(_norm(model, p, "norm"), count=count * layer.norm_count))
+        norm = _norm(model, p, "norm", p.tokens)
+        operators.append(replace(norm, count=count * layer.norm_count))
     for part in layer.all_parts:
         p.role = part.ROLE
         operators += _with_vectors(p, part, part.operators(p))
@@ -252,8 +253,8 @@ def _with_vectors(p: Pass, part: Sublayer, operators: list[Operator]) -> list[Op
 LAST_MATRICES = ("embedding_down", "pooler", "score")  # that only the last positions need
 
 
-def _norm(model: Model, p: Pass, name: str, tokens: Num | None = None) -> Operator:
-    elements = (p.tokens if tokens is None else tokens) * p.width
+def _norm(model: Model, p: Pass, name: str, tokens: Num) -> Operator:
+    elements = tokens * p.width
     weights = NORM_VECTORS[model.norm] * p.width * p.formats.vector_bytes
     return p.vector(name, elements, elements, NORM_FLOPS * elements, weights)
 
@@ -269,7 +270,7 @@ def _embedding(model: Model, p: Pass) -> list[Operator]:
     )
     operators = [Operator("embedding", "", 1, "vector", cost)]
     if model.embedding_norm:
-        operators.append(_norm(model, p, "embedding_norm"))
+        operators.append(_norm(model, p, "embedding_norm", p.tokens))
     for w in outer:
         if w.kind is WeightKind.MATRIX and w.name not in ("lm_head", *LAST_MATRICES):
             operators.append(p.gemm(w.name, w))

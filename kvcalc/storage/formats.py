@@ -150,10 +150,8 @@ _LAYOUTS = {
 }
 LATENT_ONLY = ("fp8_ds_mla", "nvfp4_ds_mla")
 KEYS_AND_VALUES_ONLY = tuple(n for n, layout in _LAYOUTS.items() if "latent" not in layout)
-_ROLE_FORMATS = (
-    "fp8_block128",
-    "turboquant_",
-)  # beginnings of formats that are no cache dtypes
+# Beginnings of formats that are no cache dtypes.
+_ROLE_FORMATS = ("fp8_block128", "turboquant_")
 COMPUTE = ("bf16", "fp16", "fp32", "fp64", "fp8")
 
 

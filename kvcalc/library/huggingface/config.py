@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,8 +21,7 @@ from kvcalc.records import JsonObject
 
 MAX_ITEMS = 10_000
 MAX_SIZE = 10**8  # larger widths, counts and vocabularies are errors in the file
-_BOOLEAN = "true or false"
-_MAPPING = "a mapping"
+Kind = TypeVar("Kind")
 
 
 class Config:
@@ -189,7 +188,7 @@ class Config:
             raise self.fail(key, f"{show(value)} is outside {minimum} to {MAX_SIZE:,}")
         return value
 
-    def _check(self, key: str, value: Any, kind: type[Any], text: str) -> Any:
+    def _check(self, key: str, value: Any, kind: type[Kind], text: str) -> Kind:
         if not isinstance(value, kind):
             raise self.fail(key, f"should be {text}, not {show(value)}")
         return value
@@ -208,8 +207,7 @@ class Config:
         Raises:
             UserError: The value is not a boolean.
         """
-        value: bool = self._check(key, self.get(key, default), bool, _BOOLEAN)
-        return value
+        return self._check(key, self.get(key, default), bool, "true or false")
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return the positive number under a key for the current layer.
@@ -244,8 +242,7 @@ class Config:
         Raises:
             UserError: The value is not a text.
         """
-        value: str = self._check(key, self.get(key, default), str, "a text")
-        return value
+        return self._check(key, self.get(key, default), str, "a text")
 
     def items(self, key: str, max_items: int = MAX_ITEMS) -> list[Any] | None:
         """Return the complete list under a key, with the entries of all layers.
@@ -300,8 +297,7 @@ class Config:
             UserError: The value is not a mapping.
         """
         value = self.get(key)
-        table: JsonObject = {} if value is None else self._check(key, value, dict, _MAPPING)
-        return table
+        return {} if value is None else self._check(key, value, dict, "a mapping")
 
     def nested(self, key: str) -> "Config":
         """Return the mapping under a key as a `Config` of its own, for access to its inner keys.
