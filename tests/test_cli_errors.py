@@ -24,6 +24,8 @@ ERRORS = [
     ("fit llama-3.1-8b --mtp 1", "unknown model '1'. A switch such as --mtp takes no number"),
     ("fit gpt2 --engine vllm==0.14", "engine 'vllm==0.14' has a version. Write --engine vllm --engine-version 0.14"),
     ("fit gpt2-q5_k_m.gguf", "no such file or directory. The preset gpt2 with --quantization q5_k_m needs no file"),
+    ("fit -- llama-server -m zzz.gguf", "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf"),
+    ("latency gpt2 --gpu rtx-4070-super", "rtx-4070, rtx-4070-ti, rtx-5070-ti, rtx-4060-ti-16gb? A GPU without a preset is a file like `kvcalc gpus"),
     ("size llama3.json", "llama3.json: cannot be read: no such file or directory. Did you mean llama-3"),
     ("fit -- ollama run gpt2", "Its lines are not read; write `-- llama-server -m llama-3.1-8b-q4_k_m.gguf`"),
     ("size gpt4", "unknown model 'gpt4'. Its dimensions are not public; `kvcalc size --layers N "),

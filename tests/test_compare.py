@@ -174,6 +174,24 @@ def test_steps_that_undo_earlier_ones_are_refused(text: str, said: str) -> None:
         variant(stack(grouped(), layers=4), text)
 
 
+@pytest.mark.parametrize(
+    ("name", "saving"),
+    [  # 52/62 · (1 − 1024/4096) and 52/62 · (1 − 1024/131072); half of the layers; 8 of 32 KV heads
+        (
+            "gemma-3-27b",
+            "window 1024 in 52 of 62 layers, gemma-3-27b saves 62.9% of its KV cache at 4,096 tokens, and 83.2% at 131,072",
+        ),
+        ("hunyuan-large", "With shared cache in 32 of 64 layers, hunyuan-large saves 50% of its KV cache at 4,096 tokens."),
+        (
+            "llama-3.1-8b",
+            "llama-3.1-8b with its own attention needs 512.00 MiB of KV cache for 4,096 tokens, 4× less than with mha",
+        ),
+    ],
+)
+def test_the_sentence_is_about_the_model_s_own_attention(kvcalc: Run, name: str, saving: str) -> None:
+    assert saving in " ".join(kvcalc(f"compare {name}").out.split())
+
+
 def test_table_of_four_variants(kvcalc: Run) -> None:
     """Llama-7B at 4096 tokens: 2 GiB, a 4th, an 8th and a 32nd of it. Intensity rises if more queries share keys."""
     found = kvcalc("compare llama-7b --variants mha,gqa:8,gqa:4,mqa --gpu h100 --context 4k --format json").records

@@ -11,7 +11,7 @@ from conftest import Run
 
 COMPOSE = """
 x-gpus: &gpus
-  deploy: {resources: {reservations: {devices: [{driver: nvidia, device_ids: ['0', '1'], capabilities: [gpu]}]}}}
+  deploy: {replicas: 4, resources: {reservations: {devices: [{driver: nvidia, device_ids: ['0', '1'], capabilities: [gpu]}]}}}
 services:
   cache: {image: "redis:7"}
   chat:
@@ -135,6 +135,7 @@ def test_the_gpu_of_the_node_selector(kvcalc: Run, tmp_path: Path) -> None:
     part = written(tmp_path, pod % "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb")
     assert "coder is left out: unknown gpu 'NVIDIA-A100-SXM4-40GB-MIG-3g.20gb'" in kvcalc(f"fit -f {part}").err
     assert kvcalc(f"fit -f {part} --gpu h200 --format json").records[0]["gpu"] == "h200"
+    assert "chat: the figures are of one of 4 replicas" in kvcalc(f"fit -f {written(tmp_path, COMPOSE)} --gpu h200").err
 
 
 def test_flags_that_are_not_counted_are_repeated(kvcalc: Run) -> None:

@@ -341,12 +341,12 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
         (b"hello\nworld, this is no log at all\n", "has no start-up of vLLM, SGLang or llama.cpp"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
         (b"vLLM API server version 0.11.0\n", "has no start-up"),
-        (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "the log names no model. Give it with --model"),
-        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Give it with --model"),
         (
-            b"non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 3 GiB\n",
-            "names no GPU. Add --gpu, such as --gpu h100",
+            b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n",
+            "names no model. Give it with --model, and the GPU with",
         ),
+        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Give it with --model"),
+        (b"non-default args: {'model': 'Qwen/Qwen3-8B'}\nModel loading took 3 GiB\n", "no GPU. Add --gpu, such as --gpu h100"),
     ],
 )
 def test_a_foreign_or_truncated_file_gets_one_sentence(kvcalc: Run, tmp_path: Path, data: bytes, said: str) -> None:

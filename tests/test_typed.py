@@ -110,7 +110,7 @@ def test_other_attention_of_the_same_dimensions(kvcalc: Run) -> None:
         ("--layers 32 --kv-lora-rank 512 --heads 8", "needs --head-dim"),
         ("gpt2 --layers 3", "dimensions cannot be combined with a model or --set"),
         ("--layers 32 --kv-heads 8 --head-dim 128 --heads 32 --variants gqa:5", "do not divide the 32 query heads of 32 layers"),
-        ("", "compare takes a model, or --layers, --heads, --kv-heads and --head-dim"),
+        ("", "no model is named. Name one (`kvcalc models` lists them), or give --layers, --kv-heads"),
     ],
 )
 def test_what_a_comparison_of_dimensions_lacks(kvcalc: Run, line: str, said: str) -> None:

@@ -57,11 +57,6 @@ def run(
         dimensions: Number and widths of the layers, given instead of a model. Then the answer has
             no weights and no times.
     """
-    if not model and dimensions == DimensionOptions():
-        raise UserError(
-            "compare takes a model, or --layers, --heads, --kv-heads and --head-dim",
-            "kvcalc compare llama-7b --variants mha,gqa:8",
-        )
     typed = typed_dimensions(dimensions, [model] if model else [], deploying[0].set_)
     if typed:
         from kvcalc.library.load import load_gpu

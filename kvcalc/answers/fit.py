@@ -223,10 +223,11 @@ def fit_points(
     pairs = [("--set", change) for change in placing.get("set_", ())]
     pairs += [("--from-log", fit_values.get("from_log")), ("--memory", first.memory)]
     extra_words = tuple(word for pair in pairs if pair[1] for word in pair)
-    for gpu in gpus:
-        if gpu.usable_share and gpu.memory_bytes % 2**30:
+    for gpu in gpus[:2]:
+        if gpu.usable_share and (gpu.memory_bytes % 2**30 or not first.memory):
             notes.append(
-                f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB; such machines are sold by GiB"
+                f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB here; "
+                "another size: --memory 36GiB"
             )
     typed = TypedWords(names, extra_words, first.enable_expert_parallel, stated, notes, flags)
     return points, typed

@@ -48,7 +48,7 @@ def latency_answer(
     check_number("rows", MAX_PASSES, deployments, requests)
     points = []
     for deployment, request in product(deployments, requests):
-        if deployment.model.pooling and (request.no_cache or request.draft):
+        if request.no_cache or request.draft:
             deployment.model.check_generates()
         only_prefill = replace(request, output_len=1)
         points.append((deployment, only_prefill if deployment.model.pooling else request))

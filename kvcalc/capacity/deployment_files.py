@@ -37,6 +37,7 @@ PARALLELISM_FLAGS = {
 }
 # labels of Kubernetes nodes that name the GPU model
 GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
+COMPOSE_REPLICAS = "deploy", "replicas"
 MODEL_MOUNT = "/mnt/models"  # where KServe puts the model
 # $(NAME) of Kubernetes; $NAME, ${NAME} and ${NAME:-default} of shells and Compose
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
@@ -168,7 +169,7 @@ def _inner_scope(scope: Scope, node: Mapping[str, Any]) -> Scope:
         flags=tuple(flags) or scope.flags,
         has_workers=scope.has_workers or not {"worker", "workerTemplate"}.isdisjoint(node),
         gpu=str(next(filter(None, map(labels.get, GPU_LABELS)), scope.gpu)),
-        replicas=node.get("replicas") or scope.replicas,
+        replicas=node.get("replicas") or lookup(node, COMPOSE_REPLICAS) or scope.replicas,
     )
 
 

@@ -33,6 +33,7 @@ MAX_SHARE = 0.97
 SMALLER_WEIGHTS = 0.9
 # A context of the low estimate replaces the middle one if it has this share of its tokens.
 MIN_LOW_SHARE = 0.25
+MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
 NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
 # a cache of half the bytes, by the engines' names
 EIGHT_BITS = ("fp8", "q8_0")
@@ -182,8 +183,13 @@ class Advice(NamedTuple):
 
 
 def join_with_or(words: Sequence[str]) -> str:
-    """Return the words as one text: "a, b or c"."""
-    return " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    """Return the words as one text: "a, b or c".
+
+    Of a text that does not fit in one line of a footnote, only the first and last words remain.
+    """
+    text = " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    has_room = len(text) <= MAX_FIXES or len(words) < 3
+    return text if has_room else f"{words[0]} or {words[-1]}"
 
 
 def smaller_cache(start: ConfigChange) -> ConfigChange | None:

@@ -115,7 +115,9 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
     num_devices = max(Counter(item for item, _ in boot.buffers).values(), default=1)
     if num_devices > 1:
         flags.setdefault("tensor_split", ",".join("1" * num_devices))
-    command = interpret_flags(DIALECTS[boot.engine], model or _model_name(boot), flags)
+    command = interpret_flags(
+        DIALECTS[boot.engine], model or _model_name(boot, gpu_name), flags
+    )
     values = command.settings | overrides
     release = re.match(r"\d+\.\d+(?:\.\d+)?", boot.version)
     if release and boot.engine != "llama.cpp":
@@ -149,7 +151,7 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
     )
 
 
-def _model_name(boot: Boot) -> str:
+def _model_name(boot: Boot, gpu_name: str) -> str:
     """Return the model's name: the path in the log, else the title and file type of a GGUF file.
 
     Example: "Meta Llama 3.1 8B Instruct" in "Q4_K - Medium" is meta-llama-3.1-8b-instruct-q4_k_m.
@@ -168,7 +170,9 @@ def _model_name(boot: Boot) -> str:
                 return name
         except UserError:
             continue
-    hint = "Give it with --model"
+    hint = "Give it with --model" + ", and the GPU with --gpu" * (
+        not (boot.gpu or boot.memory or gpu_name)
+    )
     if not boot.model:
         raise UserError("the log names no model", hint)
     if boot.model.startswith(("/", ".", "~")) or boot.engine == "llama.cpp":

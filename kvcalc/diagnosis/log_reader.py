@@ -24,20 +24,23 @@ from kvcalc.records import Settings
 
 NUMBER = r"-?\d[\d,]{0,14}(?:\.\d{1,12})?"
 # texts in a line that identify the engine, the most certain first
-ENGINE_MARKS = (
-    ("vllm", "vLLM API server version"),
-    ("vllm", "LLM engine (v"),
-    ("vllm", "non-default args:"),
-    ("sglang", "server_args=ServerArgs("),
-    ("sglang", "Load weight begin. avail mem"),
-    ("llama.cpp", "llama_"),
-    ("llama.cpp", "ggml_cuda_init"),
-    ("vllm", "Model loading took"),
-    ("vllm", "Available KV cache memory"),
-    ("vllm", "cache blocks"),
-    ("vllm", "vllm/"),
-    ("vllm", "GPU KV cache size"),
-    ("vllm", "GPU memory utilization"),
+ENGINE_MARKS = re.findall(
+    r"(\S+): (.+)",
+    """
+    vllm: vLLM API server version
+    vllm: LLM engine (v
+    vllm: non-default args:
+    sglang: server_args=ServerArgs(
+    sglang: Load weight begin. avail mem
+    llama.cpp: llama_
+    llama.cpp: ggml_cuda_init
+    vllm: Model loading took
+    vllm: Available KV cache memory
+    vllm: cache blocks
+    vllm: vllm/
+    vllm: GPU KV cache size
+    vllm: GPU memory utilization
+    """,
 )
 # texts that begin a start of another engine than the one before
 OTHER_STARTS = (
@@ -58,100 +61,101 @@ CONFIG_ARGUMENTS = """
     model dtype tensor_parallel_size pipeline_parallel_size data_parallel_size quantization
     enforce_eager kv_cache_dtype max_model_len speculative_config
 """
-_STARTUP_MEMORY = r"Free memory on device(?: \S+)? \(<free>/<memory> GiB\) on startup"
 V0_RELEASES = ("0.4.", "0.5.", "0.6.", "0.7.")  # vLLM's engine before V1 was the default
+# Regular expressions, one on each line; a backslash continues a line. <name> is a number, <_> a
+# number without a name. vLLM's V0 engine logs the peak of torch with the weights up to 0.6.6.
 PATTERNS = {
-    "vllm": (
-        r"vLLM API server version v?(?P<version>\d+\.\d+[\w.+]*)",
-        r"non-default args: (?P<arguments>\{.*)",
-        r"args: Namespace\((?P<arguments>.*)",
-        r"LLM engine \(v(?P<version>[\w.+]+)\) with config: (?P<config>.*)",
-        r"V0 LLM engine(?P<is_v0>)",
-        r"Starting to load model (?P<model>\S+?)\.\.\.",
-        r"Using max model len <max_model_len>",
-        r"max_num_batched_tokens=<max_num_batched_tokens>",
-        r"Loading model weights took <weights> Gi?B",
-        r"Model loading took <weights> Gi?B",
-        # vLLM's V0 engine from 0.7 on: one sentence, whose second half may be on its own line
-        r"total_gpu_memory \(<memory>GiB\) x gpu_memory_utilization "
-        r"\(<gpu_memory_utilization>\) = <share>GiB",
-        r"model weights take <weights>GiB; non_torch_memory takes <libraries>GiB; PyTorch "
-        r"activation peak memory takes <activations>GiB; the rest of the memory reserved for "
-        r"KV Cache is <cache>GiB",
-        # V0 to 0.6.6: the peak of torch includes the weights
-        rf"total_gpu_memory=<memory>GiB initial_memory_usage={NUMBER}GiB "
-        rf"peak_torch_memory=<torch_peak>GiB memory_usage_post_profile={NUMBER}G[iI][bB] "
-        r"non_torch_memory=<libraries>GiB kv_cache_size=<cache>GiB "
-        r"gpu_memory_utilization=<gpu_memory_utilization>",
-        r"Available KV cache memory: <cache> GiB",
-        r"reserved <cache> GiB memory for KV Cache as specified",
-        r"Initial free memory:? <free> GiB",
-        r"GPU KV cache size: <tokens> tokens",
-        r"Overriding num_gpu_blocks.{0,80}num_gpu_blocks_override=<num_gpu_blocks_override>",
-        rf"Maximum concurrency for <max_model_len> tokens per request: {NUMBER}x",
-        r"Graph capturing finished in [\d.]+ secs?, took <graphs> GiB",
-        rf"{_STARTUP_MEMORY}\. Desired GPU memory utilization is "
-        r"\(<gpu_memory_utilization>, <share> GiB\)",
-        r"Actual usage is <weights> GiB for weight",
-        r"Actual usage is <consumed> GiB for consumed memory",
-        r"Actual usage is .{0,200}?<activations> GiB for peak activation",
-        r"Actual usage is .{0,200}?<libraries> GiB for non-torch memory",
-        r"Actual usage is .{0,200}?<graphs> GiB for CUDAGraph memory",
-        r"Application startup complete(?P<has_started>)",
-        r"Starting vLLM (?:API )?server(?P<has_started>)",
-        rf"{_STARTUP_MEMORY} is less than desired GPU memory utilization "
-        r"\(<gpu_memory_utilization>, <desired_share> GiB\)(?P<occupied>)",
-        r"No available memory for the cache blocks(?P<no_blocks>)",
-        rf"max seq len \(<max_model_len>\), \(?{NUMBER} Gi?B KV cache is needed, which is "
-        r"larger than the available KV cache memory \(<cache> Gi?B\)(?P<too_long>)",
-        r"max seq len \(<max_model_len>\) is larger than the maximum number of tokens that can "
-        r"be stored in KV cache(?P<too_long>)",
-    ),
-    "sglang": (
-        r"server_args=ServerArgs\((?P<arguments>.*)",
-        r"Load weight begin\. avail mem=<free> GB",
-        r"Load weight end\..{0,300}mem usage=<weights> GB",
-        r"KV Cache is allocated\.(?: dtype: \S+,)? #tokens: <tokens>, "
-        r"(?:K size: <keys> GB, V size: <values> GB|KV size: <keys_and_values> GB)",
-        r"SWAKVPool mem usage: <all_pools> GB, swa size: \d{1,12}, full size: <full_tokens>",
-        r"Mamba Cache is allocated\..{0,120}conv_state size: <conv_states> ?GB, "
-        r"ssm_state size: <ssm_states> ?GB",
-        r"uda graph end\..{0,80}mem usage=<graphs> GB",
-        r"CUDA graph end\..{0,80}mem usage=<graphs> GB",
-        r"max_total_num_tokens=<tokens>(?P<has_started>)",
-        r"max_total_num_tokens=.{1,400}chunked_prefill_size=<max_num_batched_tokens>",
-        r"max_total_num_tokens=.{1,400}context_len=<max_model_len>",
-        r"max_total_num_tokens=.{1,400}available_gpu_mem=<left> GB",
-        r"Not enough memory\. Please try to increase --mem-fraction-static(?P<no_blocks>)",
-    ),
-    "llama.cpp": (
-        r"build: (?P<version>\d{3,6}) \(",
-        r"Device \d+: (?P<gpu>[^,]{3,80}), compute capability",
-        r"using device \S+ \((?P<gpu>[^()]{3,80})\)(?: \([^()]{1,40}\))? - <free> MiB free",
-        r"loaded meta data with .{0,80} from (?P<model>\S.{0,300}?)(?: \(version|$)",
-        r"general\.name\s*= (?P<title>.{1,120})",
-        r"model ftype\s*= (?P<file_type>.{1,60})",
-        r"file type\s*= (?P<file_type>.{1,60})",
-        r"offloaded (?P<offloaded>\d{1,12}/\d{1,12}) layers to GPU",
-        r"<device> model buffer size =\s*<weights> MiB",
-        r"<device> KV buffer size =\s*<cache> MiB",
-        r"<device> RS buffer size =\s*<cache> MiB",
-        r"<device> compute buffer size =\s*<activations> MiB",
-        r"MiB \(\s*(?P<stream_cells>\d{1,12}) cells,\s*\d{1,12} layers"
-        r"(?:,\s*\d{1,9}(?:/(?P<streams>\d{1,9}))? seqs)?\), "
-        r"K \((?P<cache_type_k>\w+)\):.{0,40}V \((?P<cache_type_v>\w+)\)",
-        r"n_seq_max\s*= <max_num_seqs>",
-        r"n_ctx\s*= <cells>",
-        r"n_ubatch\s*= <max_num_batched_tokens>",
-        r"kv_unified\s*= (?P<kv_unified>true|false)",
-        rf"allocating {NUMBER} MiB on device \d+: cudaMalloc failed(?P<out_of_memory>)",
-        r"failed to (?:allocate|initialize).{0,60}kv cache(?P<no_blocks>)",
-        r"unable to allocate \S+ buffer(?P<weights_failed>)",
-        r"failed to allocate compute (?:pp )?buffers(?P<out_of_memory>)",
-    ),
+    "vllm": r"""
+        vLLM API server version v?(?P<version>\d+\.\d+[\w.+]*)
+        non-default args: (?P<arguments>\{.*)
+        args: Namespace\((?P<arguments>.*)
+        LLM engine \(v(?P<version>[\w.+]+)\) with config: (?P<config>.*)
+        V0 LLM engine(?P<is_v0>)
+        Starting to load model (?P<model>\S+?)\.\.\.
+        Using max model len <max_model_len>
+        max_num_batched_tokens=<max_num_batched_tokens>
+        Loading model weights took <weights> Gi?B
+        Model loading took <weights> Gi?B
+        total_gpu_memory \(<memory>GiB\) x gpu_memory_utilization \(<gpu_memory_utilization>\) = \
+            <share>GiB
+        model weights take <weights>GiB; non_torch_memory takes <libraries>GiB; PyTorch \
+            activation peak memory takes <activations>GiB; the rest of the memory reserved for \
+            KV Cache is <cache>GiB
+        total_gpu_memory=<memory>GiB initial_memory_usage=<_>GiB \
+            peak_torch_memory=<torch_peak>GiB memory_usage_post_profile=<_>G[iI][bB] \
+            non_torch_memory=<libraries>GiB kv_cache_size=<cache>GiB \
+            gpu_memory_utilization=<gpu_memory_utilization>
+        Available KV cache memory: <cache> GiB
+        reserved <cache> GiB memory for KV Cache as specified
+        Initial free memory:? <free> GiB
+        GPU KV cache size: <tokens> tokens
+        Overriding num_gpu_blocks.{0,80}num_gpu_blocks_override=<num_gpu_blocks_override>
+        Maximum concurrency for <max_model_len> tokens per request: <_>x
+        Graph capturing finished in [\d.]+ secs?, took <graphs> GiB
+        Free memory on device(?: \S+)? \(<free>/<memory> GiB\) on startup\. Desired GPU memory \
+            utilization is \(<gpu_memory_utilization>, <share> GiB\)
+        Actual usage is <weights> GiB for weight
+        Actual usage is <consumed> GiB for consumed memory
+        Actual usage is .{0,200}?<activations> GiB for peak activation
+        Actual usage is .{0,200}?<libraries> GiB for non-torch memory
+        Actual usage is .{0,200}?<graphs> GiB for CUDAGraph memory
+        Application startup complete(?P<has_started>)
+        Starting vLLM (?:API )?server(?P<has_started>)
+        Free memory on device(?: \S+)? \(<free>/<memory> GiB\) on startup is less than desired \
+            GPU memory utilization \(<gpu_memory_utilization>, <desired_share> GiB\)(?P<occupied>)
+        No available memory for the cache blocks(?P<no_blocks>)
+        max seq len \(<max_model_len>\), \(?<_> Gi?B KV cache is needed, which is larger than \
+            the available KV cache memory \(<cache> Gi?B\)(?P<too_long>)
+        max seq len \(<max_model_len>\) is larger than the maximum number of tokens that can be \
+            stored in KV cache(?P<too_long>)
+    """,
+    "sglang": r"""
+        server_args=ServerArgs\((?P<arguments>.*)
+        Load weight begin\. avail mem=<free> GB
+        Load weight end\..{0,300}mem usage=<weights> GB
+        KV Cache is allocated\.(?: dtype: \S+,)? #tokens: <tokens>, (?:K size: <keys> GB, V \
+            size: <values> GB|KV size: <keys_and_values> GB)
+        SWAKVPool mem usage: <all_pools> GB, swa size: \d{1,12}, full size: <full_tokens>
+        Mamba Cache is allocated\..{0,120}conv_state size: <conv_states> ?GB, ssm_state size: \
+            <ssm_states> ?GB
+        uda graph end\..{0,80}mem usage=<graphs> GB
+        CUDA graph end\..{0,80}mem usage=<graphs> GB
+        max_total_num_tokens=<tokens>(?P<has_started>)
+        max_total_num_tokens=.{1,400}chunked_prefill_size=<max_num_batched_tokens>
+        max_total_num_tokens=.{1,400}context_len=<max_model_len>
+        max_total_num_tokens=.{1,400}available_gpu_mem=<left> GB
+        Not enough memory\. Please try to increase --mem-fraction-static(?P<no_blocks>)
+    """,
+    "llama.cpp": r"""
+        build: (?P<version>\d{3,6}) \(
+        Device \d+: (?P<gpu>[^,]{3,80}), compute capability
+        using device \S+ \((?P<gpu>[^()]{3,80})\)(?: \([^()]{1,40}\))? - <free> MiB free
+        loaded meta data with .{0,80} from (?P<model>\S.{0,300}?)(?: \(version|$)
+        general\.name\s*= (?P<title>.{1,120})
+        model ftype\s*= (?P<file_type>.{1,60})
+        file type\s*= (?P<file_type>.{1,60})
+        offloaded (?P<offloaded>\d{1,12}/\d{1,12}) layers to GPU
+        <device> model buffer size =\s*<weights> MiB
+        <device> KV buffer size =\s*<cache> MiB
+        <device> RS buffer size =\s*<cache> MiB
+        <device> compute buffer size =\s*<activations> MiB
+        MiB \(\s*(?P<stream_cells>\d{1,12}) cells,\s*\d{1,12} \
+            layers(?:,\s*\d{1,9}(?:/(?P<streams>\d{1,9}))? seqs)?\), K \
+            \((?P<cache_type_k>\w+)\):.{0,40}V \((?P<cache_type_v>\w+)\)
+        n_seq_max\s*= <max_num_seqs>
+        n_ctx\s*= <cells>
+        n_ubatch\s*= <max_num_batched_tokens>
+        kv_unified\s*= (?P<kv_unified>true|false)
+        allocating <_> MiB on device \d+: cudaMalloc failed(?P<out_of_memory>)
+        failed to (?:allocate|initialize).{0,60}kv cache(?P<no_blocks>)
+        unable to allocate \S+ buffer(?P<weights_failed>)
+        failed to allocate compute (?:pp )?buffers(?P<out_of_memory>)
+    """,
 }
-_TORCH = r"out of memory\. Tried to allocate (?P<out_of_memory>)"
-_TORCH_CAPACITY = r"out of memory\. Tried to allocate .{0,80} total capacity of <capacity> GiB"
+TORCH_PATTERNS = r"""
+        out of memory\. Tried to allocate (?P<out_of_memory>)
+        out of memory\. Tried to allocate .{0,80} total capacity of <capacity> GiB
+"""
 _GPU_WORDS = (
     r"PRO|Super|SUPER|Ti|[A-Z]?\d[\w.-]{0,15}|NVL|PCIe|HBM3e?|Blackwell|Server|Workstation|"
     r"Edition|Ada|Generation|Max-Q"
@@ -176,7 +180,8 @@ def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
         engine: Name of the engine: "vllm", "sglang" or "llama.cpp".
     """
     patterns = []
-    for pattern in (*PATTERNS[engine], _TORCH, _TORCH_CAPACITY):
+    text = re.sub(r"\\\n\s*", "", PATTERNS[engine] + TORCH_PATTERNS)
+    for pattern in re.findall(r"\S.*", text.replace("<_>", NUMBER)):
         start = re.match(r"(?:[^<(\[\\?*.+|](?![?*]))+", pattern.removeprefix("<device> "))
         assert start, pattern
         expression = pattern.replace("<device>", r"(?P<device>\S+)")
@@ -190,7 +195,7 @@ def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
 # The smallest of these figures among several ranks counts, but the largest of all others.
 SMALLEST_FIGURES = ("cache", "free", "left")
 MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
-MACHINE_GIB = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)  # unified memory
+MACHINE_GIB = "8 16 18 24 32 36 48 64 96 128 192 256 512"  # unified memory
 # GPUs to compare if only the memory is known, most frequent first
 USUAL_GPUS = """
     h100-sxm a100-80gb h200 b200 l40s a100-40gb-sxm rtx-4090 rtx-3090 l4 t4 a10 rtx-5090 mi300x
@@ -295,7 +300,7 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
         gpu: The GPU preset of the machine. Its memory is the largest possible result.
         free_bytes: Bytes that the log states as free for the GPU.
     """
-    sizes = (round(gib * 2**30) for gib in MACHINE_GIB)
+    sizes = (int(gib) << 30 for gib in MACHINE_GIB.split())
     fitting = (size for size in sizes if with_memory(gpu, size).usable_bytes >= free_bytes)
     return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
 

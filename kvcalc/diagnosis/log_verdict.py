@@ -6,6 +6,7 @@ the log.
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -141,14 +142,13 @@ class Adviser(NamedTuple):
         per pass or more GPUs. Changes of one flag come first. If none helps, each kind is combined
         with a larger gpu_memory_utilization.
         """
-        kinds: Iterable[Iterable[ConfigChange]]
-        kinds = chain([self.larger_shares(self.start)], self.changes())
-        changes = [*first_fitting_changes(kinds, self.fits)]
+        alone = chain([self.larger_shares(self.start)], self.changes())
+        changes = [*first_fitting_changes(alone, self.fits)]
         if not changes:
-            kinds = (
+            combined = (
                 chain.from_iterable(map(self.larger_shares, kind)) for kind in self.changes()
             )
-            changes = [*first_fitting_changes(kinds, self.fits)]
+            changes = [*first_fitting_changes(combined, self.fits)]
         return [*map(self.advice, changes[:MAX_CHANGES])]
 
     def _first_that_fits(self, changes: Sequence[ConfigChange]) -> Sequence[ConfigChange]:
@@ -349,17 +349,15 @@ def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
         model: Name that replaces the model's name in the log; "" for none.
         gpu: Name that replaces the GPU's name in the log; "" for none.
     """
-    try:
-        preset = None if gpu else find_gpu(boot.gpu, boot.memory)[0]
-    except UserError:  # none or several GPUs have this memory
-        preset = None
+    gpu_name = gpu or printable(boot.gpu, 80)
+    with suppress(UserError):  # none or several GPUs have this memory
+        gpu_name = gpu or find_gpu(boot.gpu, boot.memory)[0].name
     cache = boot.size("cache")
     outcome = (
         f"The engine started{f' with {format_bytes(cache)} of KV cache' if cache else ''}."
     )
     if boot.failure:
         outcome = f"Failed: {FAILURES[boot.failure]}."
-    gpu_name = gpu or (preset.name if preset else printable(boot.gpu, 80))
     gpus = prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp"))
     sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory}
     return DiagnosisSummary(

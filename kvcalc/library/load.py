@@ -115,6 +115,7 @@ NAMED_TOLERANCE = 0.12  # relative difference allowed for a GPU with a driver's 
 _GENERIC_WORDS = re.compile(
     r"\b(nvidia|amd|geforce|tesla|instinct|graphics|edition|generation|gpu)\b"
 )
+_OTHER_GPUS = ("mig", "laptop", "super", "ti")  # words that make a name another GPU's
 MIN_MEMORY_BYTES = 1 << 20  # bytes; a smaller number is probably GiB without the unit
 Checked = TypeVar("Checked", Model, Gpu)
 
@@ -215,15 +216,15 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
 
     Returns:
         The preset. None if no preset has such a name, if its memory differs by more than 12% from
-        `memory_bytes`, or if the name is of a part of a GPU (MIG).
+        `memory_bytes`, or if the name is of a part of a GPU (MIG) or of a laptop's.
     """
     words = re.split(r"[\s-]+", _GENERIC_WORDS.sub(" ", name.lower().replace("_", " ")).strip())
-    if "mig" in words:  # a part of a GPU
-        return None
-    for count in range(len(words), 0, -1):
+    while words:
         try:
-            gpu = read(presets.find("-".join(words[:count]), "gpus"), Gpu)
+            gpu = read(presets.find("-".join(words), "gpus"), Gpu)
         except UserError:
+            if words.pop() in _OTHER_GPUS:
+                return None
             continue
         is_fixed = memory_bytes and not gpu.usable_share  # machines of one SoC differ
         if is_fixed and abs(gpu.memory_bytes / memory_bytes - 1) > NAMED_TOLERANCE:

@@ -23,15 +23,17 @@ _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
     r"(?P<mtp>mtp$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|(?P<ollama>ollama)|"
-    r"(?P<secret>gpt-?(?:[45]|3\.5))",
+    r"(?P<secret>gpt-?(?:[45]|3\.5))|(?P<file>.*\.gguf$)",
     re.IGNORECASE,
 )
+OWN_GPU_HINT = "A GPU without a preset is a file like `kvcalc gpus rtx-3060`: --gpu my-gpu.yaml"
 _NO_PRESET_HINTS = {
     "mtp": "Write --mtp instead of --draft mtp",
     "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "layers": "`kvcalc latency` and `kvcalc serve` take --draft layers=N",
     "number": "A switch such as --mtp takes no number",
     "ollama": "Its lines are not read; write `-- llama-server -m llama-3.1-8b-q4_k_m.gguf`",
+    "file": "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf",
     "secret": "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` "
     "takes your estimates",
 }
@@ -169,7 +171,8 @@ def _unknown(
         hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:
         stems = {alias: path.stem for alias, path in aliases.items()}
-        hint = nearest(name, [*files, *stems], printed_names=stems)
+        near = nearest(name, [*files, *stems], printed_names=stems)
+        hint = f"{near} {OWN_GPU_HINT * (kind == 'gpus')}".strip()
     return UserError(f"unknown {kind[:-1]} {name!r}", hint or f"`kvcalc {kind}` lists them")
 
 

@@ -192,6 +192,26 @@ def _rows_of_counts(
     return rows
 
 
+def layer_bytes(model: Model, context: int, precision: Precision) -> list[tuple[int, str]]:
+    """Return the stored bytes and the printed name of each layer with attention or recurrence.
+
+    Bytes are of one sequence on one GPU without parallelism. A layer that reads another layer's
+    cache stores 0 bytes.
+
+    Args:
+        model: The model.
+        context: Tokens of the sequence.
+        precision: Requested formats of weights and KV cache.
+    """
+    formats = formats_of(model, precision)
+    layers = []
+    for kind in model.order:
+        if model.kinds[kind].mixers:
+            rows = memoized(model, _rows_of_counts, ((kind, 1),), formats, ONE_GPU)
+            layers.append((stored_bytes(rows, context), model.kinds[kind].label))
+    return layers
+
+
 def eviction_score_bytes(
     model: Model,
     context: int,

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from kvcalc.layers.batch import Parallelism
-from kvcalc.model.memory import assumptions, cache_size, reach_line
+from kvcalc.model.memory import assumptions, cache_size, layer_bytes, reach_line
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
+from kvcalc.planning.comparison import usual_variants
 from kvcalc.records import Record, Records
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import TextOrNull
@@ -15,6 +16,7 @@ from kvcalc.records.size import SizeRecord
 from kvcalc.report.row_names import equal_records, shared_words, sides
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
+    MIN_MENTIONED_SHARE,
     answer_sentence,
     columns,
     footnotes,
@@ -291,18 +293,25 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     """Return the title of `compare`: a sentence on the attention variant with the smallest cache.
 
     It states the bytes of the whole batch on one GPU, and how much less they are than with the
-    first variant. A single variant is compared with the model's own attention.
+    first variant. A single variant is compared with the model's own attention. With the usual
+    variants, the sentence is about the model's own attention: what its layers with small caches
+    save, or how much less than MHA it needs.
 
     Args:
         deployment: Deployment of the model.
         records: Records of `compare` with one context and batch size, one per variant.
     """
-    first = records[0]
+    first, model = records[0], deployment.model
     best = min(records, key=lambda r: r["kv_cache_bytes"])
+    by_name = {record["variant"]: record for record in records}
+    if first["weight_bytes"] and ",".join(by_name) in ("none", usual_variants(model)):
+        if saving := _layer_saving(deployment, first["context"]):
+            return saving
+        best = by_name.get("none", best)
     need = "need" if first["weight_bytes"] is None else "needs"
     cache = f"of KV cache{' per GPU' * (first['gpus'] > 1)} for {load_words(first)}"
     sentence = (
-        f"{deployment.model.name} with {_variant(best)} {need} "
+        f"{model.name} with {_variant(best)} {need} "
         f"{format_bytes(best['kv_cache_bytes'])} {cache}"
     )
     if len(records) == 1:
@@ -316,6 +325,32 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
         return answer_sentence(sentence, ", and no variant needs less", reads)
     reduction = reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
     return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)
+
+
+def _layer_saving(deployment: "TimedDeployment", context: int) -> str:
+    """Return a sentence on what layers with windows or other small caches save, else ''.
+
+    The reference is a model whose layers all store as much as its largest layer. It is the largest
+    at the model's maximum context.
+    """
+    model, precision = deployment.model, deployment.precision
+    longest = model.max_context or context
+    layers = layer_bytes(model, longest, precision)
+    largest = layers.index(max(layers))
+    shares = []
+    for tokens in (context, longest):
+        sizes = [size for size, _ in layer_bytes(model, tokens, precision)]
+        shares.append(max(0, 1 - sum(sizes) / len(sizes) / sizes[largest]))
+    if shares[1] < MIN_MENTIONED_SHARE:
+        return ""
+    small = [label for size, label in layers if size < layers[largest][0]]
+    names = dict.fromkeys(label.rpartition("(")[2].rstrip(")") for label in small)
+    near, far = map(percent, shares)
+    return answer_sentence(
+        f"With {' or '.join(names)} in {len(small)} of {len(layers)} layers, {model.name} saves "
+        f"{near} of its KV cache at {context:,} tokens",
+        f", and {far} at {longest:,} tokens" * (near != far),
+    )
 
 
 def _against_own_attention(deployment: "TimedDeployment", record: Record) -> list[str]:

@@ -51,7 +51,6 @@ COLUMNS_IF_DIFFERENT = [
 ]
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
-MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
 UTILIZATION_NAMES = {
     "vllm": "gpu_memory_utilization",
     "none": "gpu_memory_utilization",
@@ -293,8 +292,6 @@ def _missing_sentence(
     change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
     fixes = [f"`{fix}`" for fix in advised.fixes]
-    if len(join_with_or(fixes)) > MAX_FIXES:
-        del fixes[1:-1]
     return title, f"It fits with {join_with_or(fixes)}.", written.line if written else None
 
 
