@@ -28,19 +28,13 @@ def test_peaks_are_those_of_the_ai_tops(name: str) -> None:
         assert ratios == pytest.approx([2, 4], rel=2e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "gib", "megabytes"),
-    [
-        ("m1", 8, 5726.63),
-        ("m4", 16, 12713.12),
-        ("m4", 24, 19069.67),
-        ("m4", 32, 26800.60),
-        ("m3-pro", 36, 30150.67),
-        ("m4-pro", 48, 40200.90),
-        ("m1-max", 64, 55662.79),
-        ("m4-max", 128, 115448.73),
-    ],
-)
+WORKING_SETS = [
+    ("m1", 8, 5726.63), ("m4", 16, 12713.12), ("m4", 24, 19069.67), ("m4", 32, 26800.60), ("m3-pro", 36, 30150.67),
+    ("m4-pro", 48, 40200.90), ("m1-max", 64, 55662.79), ("m4-max", 128, 115448.73),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "gib", "megabytes"), WORKING_SETS)
 def test_working_set_is_what_metal_says(name: str, gib: int, megabytes: float) -> None:
     """recommendedMaxWorkingSetSize as llama.cpp prints it on these machines, in units of 10^6 bytes."""
     gpu = with_memory(load_gpu(name), f"{gib}GiB")

@@ -175,17 +175,14 @@ def test_knee_of_h100(kvcalc: Run) -> None:
         assert round(record["knee"], 1) == 295.2
 
 
-@pytest.mark.parametrize(
-    ("name", "nominal", "bf16", "bandwidth"),
-    [
-        ("h100-sxm", 80, 989, 3350),
-        ("h200", 141, 989, 4800),
-        ("a100-80gb", 80, 312, 2039),
-        ("l4", 24, 121, 300),
-        ("l40s", 48, 362, 864),
-        ("mi300x", 192, 1307, 5300),
-    ],
-)
+DATASHEETS = [
+    ("h100-sxm", 80, 989, 3350), ("h200", 141, 989, 4800), ("a100-80gb", 80, 312, 2039), ("l4", 24, 121, 300),
+    ("l40s", 48, 362, 864), ("mi300x", 192, 1307, 5300), ("rx-7900-xtx", 24, 123, 960), ("mi210", 64, 181, 1600),
+    ("rtx4070", 12, 58, 504), ("3060", 12, 24, 360), ("strix-halo", 128, 59, 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "nominal", "bf16", "bandwidth"), DATASHEETS)
 def test_datasheet_figures(name: str, nominal: int, bf16: int, bandwidth: int) -> None:
     """Dense, never the doubled sparse figure; memory as the driver reports it, a little below nominal GiB."""
     gpu = load_gpu(name)
