@@ -1,8 +1,8 @@
 """`kvcalc fit`: deployments by options, or by an engine's own command line."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from kvcalc.answers.answer import Answer, LazyRecords
 from kvcalc.answers.deployments import (
@@ -18,8 +18,8 @@ from kvcalc.answers.deployments import (
 )
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import PlacementOptions
-from kvcalc.question.fit_question import FitQuestion, StudyOptions
-from kvcalc.question.options import check_number, read_questions
+from kvcalc.question.fit_question import FitQuestion, StudyOptions, TypedWords
+from kvcalc.question.options import check_number, read_questions, spelled
 from kvcalc.records import Settings
 
 if TYPE_CHECKING:
@@ -40,30 +40,6 @@ OVERRIDES = {
     "mtp": "typed_flags",
     "num_speculative_tokens": "typed_flags",
 }
-
-
-class TypedWords(NamedTuple):
-    """The words of a `fit` request as the user typed them. Suggested commands repeat them.
-
-    Attributes:
-        names: Name of a model or GPU → the word that the user typed for it. Example:
-            "h100-sxm" → "h100".
-        extra_words: Words of options that no engine's command line has, such as `--memory 36GiB`.
-        has_all_experts: Whether the request has `--enable-expert-parallel`. Suggested changes to
-            more GPUs then do not add `--ep`.
-        stated: Options that an engine's command line states, by their names in `fit`; empty if the
-            request has no engine's command line.
-        notes: Notes for the user about the engine's command line, such as flags that are ignored.
-        flags: Flags of the engine's command line that are not counted; "" for none. Suggested
-            command lines end with them.
-    """
-
-    names: Mapping[str, str] = {}
-    extra_words: tuple[str, ...] = ()
-    has_all_experts: bool = False
-    stated: Settings = {}
-    notes: Sequence[str] = ()
-    flags: str = ""
 
 
 def run(
@@ -192,6 +168,9 @@ def fit_points(
     first = placements[0]
     for name in OVERRIDES.keys() & fit_values.keys():
         stated.pop(OVERRIDES[name], None)
+    for name in placing | fit_values:
+        if name in stated:
+            notes.append(f"kvcalc's --{spelled(name)} replaces the one of the command line")
     asked = stated | fit_values
     if first.gpu.strip().lower() == AUTO:
         num_gpus = max(parallelism_of(placement).gpus for placement in placements)
@@ -287,7 +266,7 @@ def fit_answer(
         emit: Form in which the first deployment is printed: vllm, docker, compose or kubernetes; ''
             for a table.
     """
-    from kvcalc.capacity.fit_records import TypedRequest, fit_record, smallest_first
+    from kvcalc.capacity.fit_records import fit_record, smallest_first
     from kvcalc.capacity.suggested_fixes import at_longest_length
     from kvcalc.report.text.fit_text import fit_table
 
@@ -302,11 +281,7 @@ def fit_answer(
         from kvcalc.capacity.allocations import read_lengths
 
         lengths = read_lengths(studies.lengths, studies.seed)
-    records = []
-    for fit in fits:
-        model, gpu = (words.names.get(item.name, "") for item in (fit.model, fit.gpu))
-        typed = TypedRequest(model, gpu, words.extra_words, words.has_all_experts, words.flags)
-        records.append(fit_record(fit, lengths, studies.seed, typed))
+    records = [fit_record(fit, lengths, studies.seed, words) for fit in fits]
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.fit_plot import memory_chart
@@ -318,7 +293,6 @@ def fit_answer(
 
         return "\n".join(map(explain_fit, fits, records))
 
-    names = words.names if words.stated else None
     text, first = "", fits[0]
     if emit and first.fits:
         from kvcalc.capacity.deployment_files import deployment_text
@@ -326,7 +300,7 @@ def fit_answer(
         text = deployment_text(records[0], first.gpu, first.options.engine_version, emit)
     return Answer(
         records,
-        lambda: [fit_table(records, fits, names, words.has_all_experts, words.flags)],
+        lambda: [fit_table(records, fits, words)],
         draw,
         _yaml=text,
         _formulas=formulas,
@@ -400,10 +374,10 @@ def _notes_beyond_maximum(points: "Iterable[Point]") -> list[str]:
         model, length = deployment.model, options.longest_sequence(deployment.model)
         if model.max_context and length > model.max_context:
             variable = options.rules.long_context_variable
-            needs = f"; {options.rules.title} starts only with {variable}=1" if variable else ""
             notes[model.name, options.engine] = (
                 f"{model.name}: {length:,} tokens are beyond the model's own maximum of "
-                f"{model.max_context:,}{needs}"
+                f"{model.max_context:,}"
+                f"{f'; {options.rules.title} starts only with {variable}=1' * bool(variable)}"
             )
     return [*notes.values()]
 

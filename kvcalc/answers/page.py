@@ -164,7 +164,7 @@ def _section_html(section: Section, pictures: Sequence[str]) -> str:
 
 def _accuracy(deployment: TimedDeployment, fitted: Fit) -> list[str]:
     """Return sentences on the accuracy of each kind of figure."""
-    record = fit_record(fitted, [], 0)
+    record = fit_record(fitted)
     low, high = record["kv_budget_low_bytes"], record["kv_budget_high_bytes"]
     memory = "Only the content counts against the memory, because no range is known."
     if low is not None:

@@ -240,7 +240,7 @@ class AllocationStep(NamedTuple):
             return f"ask {self.tokens}"
         if not self.tokens:
             return f"free {self.name}"
-        return f"{self.name} {self.tokens}" + f" {self.used}" * bool(self.used)
+        return f"{self.name} {self.tokens}{f' {self.used}' * bool(self.used)}"
 
 
 class FirstFitAllocator:

@@ -26,9 +26,9 @@ from kvcalc.library.presets import lookup, mapping
 from kvcalc.records import JsonObject, Record
 
 # parts of a file that start no server, or another node of one
-SKIPPED_KEYS = ("initContainers", "router", "worker", "workerTemplate")
+SKIPPED_KEYS = "initContainers router worker workerTemplate"
 # kinds of containers whose command line KServe or llm-d completes
-COMPLETED_CONTAINERS = ("huggingface", "vLLM", "vllm", "vllmServe", "imageDefault")
+COMPLETED_CONTAINERS = "huggingface vLLM vllm vllmServe imageDefault"
 PARALLELISM_FLAGS = {
     "tensor": "--tensor-parallel-size",
     "pipeline": "--pipeline-parallel-size",
@@ -145,7 +145,7 @@ def _find_servers(
     if server := _server(node, scope, variables):
         yield server
     for key, value in node.items():
-        if key not in SKIPPED_KEYS and not key.startswith("x-"):
+        if key not in SKIPPED_KEYS.split() and not key.startswith("x-"):
             name = f"{scope.name} {key}" if key in ("decode", "prefill") else scope.name
             inner = scope._replace(name=name.strip(), key=key)
             yield from _find_servers(value, inner, variables, seen)
@@ -187,7 +187,7 @@ def _server(
     words = _engine_line(words)
     kind = node.get("modelCommand") or lookup(node, ("modelFormat", "name"))
     is_main = bool(scope.model) and node.get("name") == "main"
-    if (is_main or kind in COMPLETED_CONTAINERS) and not find_engine(words):
+    if (is_main or kind in COMPLETED_CONTAINERS.split()) and not find_engine(words):
         words = [re.sub("^--model[_-](id|dir)", "--model", word) for word in words]
         words = ["vllm", "serve", scope.model, *scope.flags, *words]
         words += split([variables.get("VLLM_ADDITIONAL_ARGS", "")])

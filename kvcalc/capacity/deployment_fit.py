@@ -104,11 +104,10 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        sequences = f"{self.sequences:,} sequence{'s' * (self.sequences != 1)}"
         return (
             f"{self.model.name} on {self.ranks.gpus}× {self.gpu.name} ({self.engine.name}): "
-            f"{sequences} of {self.length:,} tokens, {format_bytes(self.kv_budget)} for the "
-            "cache of a GPU"
+            f"{self.sequences:,} sequence{'s' * (self.sequences != 1)} of {self.length:,} tokens, "
+            f"{format_bytes(self.kv_budget)} for the cache of a GPU"
         )
 
     _repr_pretty_ = shown_briefly
@@ -407,54 +406,48 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             limit = max(fitting, min(limit, self.num_requested))
         return limit * self.ranks.dp
 
-    def _can_start(self, count: int, estimate: str) -> bool:
-        """Return whether `count` sequences per rank fit on every stage, if the engine is set up for
-        `count`."""
-        return all(
-            self._fits_stage(stage, count, self.length, count, estimate)
-            for stage in range(self.ranks.pp)
-        )
+    def _can_start(self, count: int, estimate: str = "") -> bool:
+        """Return whether `count` sequences per rank fit, if the engine is set up for `count`."""
+        return self._can_store(count, self.length, count, estimate or self.estimate)
 
-    def _fits_stage(
-        self, stage: int, count: int, length: int, max_num_seqs: int | None, estimate: str
+    def _can_store(
+        self, count: int, length: int, max_num_seqs: int | None, estimate: str
     ) -> bool:
-        terms = self.memory(self.startup(stage, max_num_seqs, length), estimate)
-        plan, cache = self.plans[stage], self.cache_bytes(stage, terms)
-        pool: int = plan.pool(cache)
-        return plan.needed(count, length, self.options.shared_prefix) <= pool
+        """Return whether every stage stores `count` sequences of `length` tokens per rank."""
+        for stage, plan in enumerate(self.plans):
+            terms = self.memory(self.startup(stage, max_num_seqs, length), estimate)
+            cache = self.cache_bytes(stage, terms)
+            if plan.needed(count, length, self.options.shared_prefix) > plan.pool(cache):
+                return False
+        return True
 
-    def max_length(self, stage: int, max_num_seqs: int | None) -> int | None:
-        """Return the largest length in tokens at which all requested sequences fit on a stage.
+    def _max_length(self, max_num_seqs: int | None = None) -> int | None:
+        """Return the largest length in tokens at which all requested sequences fit.
 
         It is for the requested estimate. 0: no token fits. None: no limit, as the cache stops
         growing before the memory is full.
 
         Args:
-            stage: Index of the pipeline stage.
             max_num_seqs: Setting of the engine per dp rank; None means `self.max_num_seqs`.
         """
         count = self.num_requested
         if self.engine.has_context_buffers:
             length = largest_fitting(
-                lambda tokens: self._fits_stage(
-                    stage, count, tokens, max_num_seqs, self.estimate
-                )
+                lambda tokens: self._can_store(count, tokens, max_num_seqs, self.estimate)
             )
             return None if length == MAX_TOKENS else length
-        terms = self.memory(self.startup(stage, max_num_seqs), self.estimate)
-        cache = self.cache_bytes(stage, terms)
-        return self.plans[stage].max_length(cache, count, self.options.shared_prefix)
-
-    def _longest_length_of_stages(self, max_num_seqs: int | None = None) -> int | None:
-        """Return the smallest `max_length` of all stages."""
-        lengths = [self.max_length(stage, max_num_seqs) for stage in range(self.ranks.pp)]
+        lengths = []
+        for stage, plan in enumerate(self.plans):
+            terms = self.memory(self.startup(stage, max_num_seqs), self.estimate)
+            cache = self.cache_bytes(stage, terms)
+            lengths.append(plan.max_length(cache, count, self.options.shared_prefix))
         return min((length for length in lengths if length is not None), default=None)
 
     @cached_property
     def longest_length(self) -> int | None:
         """Return the largest tokens per sequence at which all requested sequences fit; 0 if none.
         None means that memory sets no limit. The model's own maximum does not count."""
-        return self._longest_length_of_stages()
+        return self._max_length()
 
     @property
     def longest_context(self) -> int | None:
@@ -480,17 +473,14 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
                 for stage_terms, cache in zip(terms, caches, strict=True)
             )
 
-        def can_start(count: int) -> bool:
-            return self._can_start(count, self.estimate)
-
         utilization = (largest_fitting(is_short, UTILIZATION_STEPS) + 1) / UTILIZATION_STEPS
-        limit = MAX_TOKENS if can_start(SAMPLER_STEP) else SAMPLER_STEP - 1
+        limit = MAX_TOKENS if self._can_start(SAMPLER_STEP) else SAMPLER_STEP - 1
         has_request = options.max_num_seqs or options.users or options.require
         return CapacityLimits(
             cache=max(caches),
             utilization=utilization if utilization <= 1 else None,
-            sequences=largest_fitting(can_start, limit) * self.ranks.dp,
-            length=self._longest_length_of_stages(self.num_requested if has_request else None),
+            sequences=largest_fitting(self._can_start, limit) * self.ranks.dp,
+            length=self._max_length(self.num_requested if has_request else None),
         )
 
     @property
@@ -560,7 +550,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         if self.margin_bytes:
             parts["margin"] = self.margin_bytes
         remaining = self.remaining[self.estimate]
-        parts["KV cache"] = self.kv_budget if self.has_given_cache else remaining
+        name = "KV cache" if self.needed.cache else "free in the share"
+        parts[name] = self.kv_budget if self.has_given_cache else remaining
         rest = budget.memory - sum(parts.values())
         if rest:
             name = "left free" if rest > 0 else "missing"
@@ -625,7 +616,7 @@ def make_fit(
         mamba_ssm_cache_dtype=options.state_dtype,
     )
     length = options.longest_sequence(run.model)
-    layers, extra_weights = _layer_caches(run, engine, settings, options.mtp), {}
+    layers, extra_weights = _layer_caches(run, settings, options.mtp), {}
     if not any(layer.parts for layer in layers):  # a pass takes whole sequences
         settings = replace(settings, max_num_batched_tokens=max(defaults.tokens, length))
     if options.mtp:
@@ -636,7 +627,7 @@ def make_fit(
             draft, Precision(kv_cache_dtype=requested.precision.kv_cache_dtype)
         )
         draft_run = replace(run, model=draft, precision=precision)
-        drafts = _layer_caches(draft_run, engine, settings)
+        drafts = _layer_caches(draft_run, settings)
         layers += [layer._replace(stage=ranks.pp - 1) for layer in drafts]
         extra_weights["draft"] = draft_weights(draft, precision, ranks)
     max_num_seqs = options.max_num_seqs or defaults.sequences * ranks.dp
@@ -657,13 +648,13 @@ def make_fit(
 
 
 def _layer_caches(
-    run: TimedDeployment, engine: Engine, settings: EngineSettings, mtp: bool = False
+    run: TimedDeployment, settings: FitOptions, mtp: bool = False
 ) -> list[LayerCache]:
     """Return every layer of a model as the engine stores it, on its pipeline stage. With `mtp`,
     prediction layers are on the last stage."""
     model, ranks = run.model, run.parallelism
     parts = {
-        kind: engine.stored_parts(model, kind, run.formats, ranks, settings)
+        kind: settings.rules.stored_parts(model, kind, run.formats, ranks, settings)
         for kind in model.kinds
     }
     kinds = [(stage.number, kind) for stage in stages(model, ranks.pp) for kind in stage.order]

@@ -209,8 +209,7 @@ class Dialect(NamedTuple):
         """
         image = self.image
         if ":" not in image:
-            patch = ".0" if version.count(".") == 1 else ""
-            image += f":v{version}{patch}" if version else ":latest"
+            image += f":v{version}{'.0' * (version.count('.') == 1)}" if version else ":latest"
         arguments = words[len(self.starts[0]) :]
         if self.engine == "vllm":
             return image, self.port, ["--model", *arguments]

@@ -5,7 +5,7 @@ The keys of `batch_memory` tell whether a batch fits; records of times share the
 
 import shlex
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,6 +19,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.presets import preset_files
 from kvcalc.model.memory import weight_bytes
+from kvcalc.question.fit_question import TypedWords
 from kvcalc.records import Record
 from kvcalc.records.fit import (
     CacheTransferRecord,
@@ -31,29 +32,11 @@ from kvcalc.records.fit import (
 from kvcalc.timing.deployment import HostTransfer, TimedDeployment
 
 
-class TypedRequest(NamedTuple):
-    """The parts of a request as the user typed them, to repeat them in printed commands.
-
-    Attributes:
-        model: The user's word for the model; "" if it equals the model's own name.
-        gpu: The user's word for the GPU; "" if it equals the GPU model's own name.
-        options: Words of typed kvcalc options that no flag of an engine expresses.
-        all_experts: Whether the request has `--enable-expert-parallel`. Advice then has no `--ep`.
-        flags: Flags of the engine's command line that the prediction ignores; "" for none.
-    """
-
-    model: str = ""
-    gpu: str = ""
-    options: tuple[str, ...] = ()
-    all_experts: bool = False
-    flags: str = ""
-
-
-NOTHING_TYPED = TypedRequest()
-
-
 def fit_record(
-    result: Fit, lengths: Sequence[int] = (), seed: int = 0, typed: TypedRequest = NOTHING_TYPED
+    result: Fit,
+    lengths: Sequence[int] = (),
+    seed: int = 0,
+    words: TypedWords = TypedWords(),  # noqa: B008 (immutable)
 ) -> Record:
     """Return the JSON record (dict) of one configuration: its memory and the sequences that fit.
 
@@ -65,12 +48,12 @@ def fit_record(
         lengths: Tokens of example requests, for the waste of memory allocators. () leaves out the
             keys of the waste.
         seed: Seed for the random order in which sequences of the simulated allocator end.
-        typed: The request as the user typed it. It changes only the commands and the advice.
+        words: The words that the user typed. They change only the commands and the advice.
     """
     waste: Record = _waste_keys(result, lengths, seed) if lengths else {}
-    command, kvcalc_command = command_lines(result, typed)
+    command, kvcalc_command = command_lines(result, words)
     return {
-        **_memory_keys(result, typed),
+        **_memory_keys(result, words.has_all_experts),
         **_sequence_keys(result),
         **_transfer_keys(result),
         **_loading_keys(result),
@@ -81,12 +64,12 @@ def fit_record(
     }
 
 
-def _memory_keys(result: Fit, typed: TypedRequest) -> FitMemoryRecord:
+def _memory_keys(result: Fit, all_experts: bool) -> FitMemoryRecord:
     """Return the record keys about the deployment, the memory of one GPU, and advice."""
     ranks, budget, terms = result.ranks, result.budget, result.terms
     has_range = _has_range(result)
     low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
-    advised = advice(result, all_experts=typed.all_experts)
+    advised = advice(result, all_experts)
     record: FitMemoryRecord = {
         "model": result.model.name,
         "engine": result.options.engine,
@@ -116,8 +99,8 @@ def _memory_keys(result: Fit, typed: TypedRequest) -> FitMemoryRecord:
         "kv_budget_high_bytes": high,
         "budget": result.estimate,
         "shortage_bytes": result.shortage_bytes,
-        "advice": advised.text if advised else None,
-        "advice_quality": (advised.quality or None) if advised else None,
+        "advice": advised and advised.text,
+        "advice_quality": advised and (advised.quality or None),
     }
     if not terms.host:
         del record["host_weight_bytes"]
@@ -267,7 +250,7 @@ def _waste_keys(result: Fit, lengths: Sequence[int], seed: int) -> WasteRecord:
     }
 
 
-def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | None]:
+def command_lines(result: Fit, words: TypedWords) -> tuple[str | None, str | None]:
     """Return two commands of a configuration: the engine's, and the `kvcalc fit` that reads it.
 
     Example: `vllm serve MODEL --max-num-seqs 8`, and `kvcalc fit --gpu h100-sxm -- vllm serve …`.
@@ -276,8 +259,7 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
 
     Args:
         result: The capacity of the configuration.
-        typed: The request as the user typed it. Its names, options and ignored flags are repeated
-            in the commands.
+        words: The words that the user typed. The commands repeat the names, options and flags.
     """
     from kvcalc.capacity.command_line import command_of
 
@@ -285,13 +267,15 @@ def command_lines(result: Fit, typed: TypedRequest) -> tuple[str | None, str | N
     if dialect and dialect.max_slots and result.fits and not options.max_num_seqs:
         slots = min(options.users or result.sequences, dialect.max_slots)
         options = replace(options, max_num_seqs=slots)
-    written = command_of(result.deployment, options, typed.model)
+    names = words.names
+    written = command_of(result.deployment, options, names.get(result.model.name, ""))
     if not written:
         return None, None
-    gpu = typed.gpu if typed.gpu.lower().endswith((".yaml", ".yml")) else result.gpu.name
-    words = shlex.join(["--gpu", gpu, *typed.options, *written.options])
-    line = f"{written.line} {typed.flags}".rstrip()
-    return line, f"kvcalc fit {words} -- {line}"
+    gpu = names.get(result.gpu.name, "")
+    gpu = gpu if gpu.lower().endswith((".yaml", ".yml")) else result.gpu.name
+    options_text = shlex.join(["--gpu", gpu, *words.extra_words, *written.options])
+    line = f"{written.line} {words.flags}".rstrip()
+    return line, f"kvcalc fit {options_text} -- {line}"
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:
@@ -301,18 +285,16 @@ def smallest_first(results: Sequence[Fit]) -> list[Fit]:
     at the model's maximum length come before configurations with a requested length. The order of
     the others does not change. If none fits, the order of all does not change.
     """
-    fitting = [result for result in results if result.fits]
-    if not fitting:
-        return list(results)
     first = min(
-        fitting,
+        (result for result in results if result.fits),
         key=lambda result: (
             bool(result.options.max_model_len),
             result.ranks.gpus,
             result.ranks.gpus * result.gpu.memory_bytes,
         ),
+        default=None,
     )
-    return [first, *(result for result in results if result is not first)]
+    return sorted(results, key=lambda result: result is not first)
 
 
 USERS = tuple(1 << n for n in range(8))
@@ -367,7 +349,7 @@ def matrix_records(
     return records
 
 
-MEMORY_KEYS = ("fits", "kv_budget_bytes", "kv_needed_bytes", "max_num_seqs", "memory_note")
+MEMORY_KEYS = "fits kv_budget_bytes kv_needed_bytes max_num_seqs memory_note"
 
 
 def batch_memory(
@@ -403,7 +385,7 @@ def batch_memory(
     except UserError:
         can_fit = True
     fits = None if can_fit else False
-    return dict.fromkeys(MEMORY_KEYS) | {"fits": fits, "memory_note": note}
+    return dict.fromkeys(MEMORY_KEYS.split()) | {"fits": fits, "memory_note": note}
 
 
 def pass_with_memory(
@@ -436,4 +418,4 @@ def _batch_memory(
         has_memory = result.has_given_cache or not result.shortage_bytes
         fits = has_memory and needed <= int(plan.pool(result.kv_budget))
     values = fits, result.kv_budget, needed, result.sequences, None
-    return dict(zip(MEMORY_KEYS, values, strict=True))
+    return dict(zip(MEMORY_KEYS.split(), values, strict=True))

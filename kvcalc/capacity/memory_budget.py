@@ -261,8 +261,8 @@ def stated_memory(
     overhead = {"libraries": LIBRARY_BYTES}
     if has_graphs and not start.options.enforce_eager:
         overhead["CUDA graphs"] = GRAPH_BYTES
-    startup = {"CUDA context": CONTEXT_BYTES}
     collectives = nonzero({"collectives": collective_bytes(start.ranks)})
+    startup = {"CUDA context": CONTEXT_BYTES} | collectives
     if start.utilization_basis == "total":
         overhead, startup = overhead | collectives, {}
     inputs = start.precision, start.ranks, start.tokens
@@ -270,7 +270,6 @@ def stated_memory(
         start.prompts,
         lambda prompts: memoized(start.model, activation_peak, *inputs, prompts, start.stage),
     )
-    startup = startup | collectives if startup else {}
     return MemoryBreakdown(start.stored_weights, start.extra, activation, overhead, startup)
 
 

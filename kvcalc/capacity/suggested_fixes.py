@@ -177,7 +177,7 @@ class Advice(NamedTuple):
         fixes = []
         for words, change in self.fixes.items():
             gpus = change.deployment.parallelism.gpus
-            fixes.append(f"`{words}`" + (f" ({gpus:,} GPUs)" if gpus != self.num_gpus else ""))
+            fixes.append(f"`{words}`{f' ({gpus:,} GPUs)' * (gpus != self.num_gpus)}")
         parts.append(f"it fits with {join_with_or(fixes)}" if fixes else NO_FIX)
         return "; ".join(parts)
 
@@ -269,27 +269,26 @@ def first_fitting_changes(
         yield from islice(filter(fits, changes), 1)
 
 
-def advice(
-    result: Fit, model_name: str = "", as_command: bool = False, all_experts: bool = False
-) -> Advice | None:
+def advice(result: Fit, all_experts: bool = False, model_name: str = "") -> Advice | None:
     """Return the missing memory and the changes that help; None if the request fits.
 
     Args:
         result: The capacity of the request.
-        model_name: The user's word for the model; "" if unknown. Only a command line needs it.
-        as_command: Whether the request is an engine's command line. The advice then names the
-            engine's own flags instead of kvcalc's options.
         all_experts: Whether the request has `--enable-expert-parallel`. Changes then state no
             `--ep`.
+        model_name: The model in an engine's command line; "" without one. The advice then names
+            flags of the engine instead of kvcalc's options, if any flags help.
     """
     if result.fits:
         return None
     fixes = {}
     kinds = _same_gpus(result), _more_gpus(result, all_experts), _shorter_context(result)
     for change in first_fitting_changes(kinds, lambda change: change.fits):
-        words = change.flags(model_name) if as_command else shlex.join(change.words)
+        words = change.flags(model_name) if model_name else shlex.join(change.words)
         if words:
             fixes[words] = change
+    if model_name and not fixes:
+        return advice(result, all_experts)
     return Advice(_missing(result), result.sequences, fixes, result.ranks.gpus)
 
 
@@ -406,6 +405,11 @@ def at_low_estimate(result: Fit) -> Fit:
     """
     budget = result.options.budget or "low" * result.engine.has_memory_range
     return fit(result.requested, replace(result.options, budget=budget))
+
+
+def has_longest_length(result: Fit) -> bool:
+    """Return whether the length is the longest that fits, in the requested or the low estimate."""
+    return result.length in (result.longest_length, at_low_estimate(result).longest_length)
 
 
 def at_longest_length(result: Fit) -> Fit:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.fit_records import TypedRequest, command_lines
+from kvcalc.capacity.fit_records import command_lines
 from kvcalc.capacity.memory_budget import LogCorrections
 from kvcalc.capacity.suggested_fixes import (
     MAX_SHARE,
@@ -29,6 +29,7 @@ from kvcalc.capacity.suggested_fixes import (
 from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
+from kvcalc.question.fit_question import TypedWords
 from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.units import format_bytes
 
@@ -125,8 +126,8 @@ class Adviser(NamedTuple):
             flags = change.changed(max_model_len=tokens).flags()
             started = self.with_users(change, self.users, tokens)
         assert started.result
-        typed = TypedRequest(model=self.diagnosis.command.model_words)
-        command, kvcalc_command = command_lines(started.result, typed)
+        words = TypedWords({started.result.model.name: self.diagnosis.command.model_words})
+        command, kvcalc_command = command_lines(started.result, words)
         return {
             "flags": flags,
             "cost": change.cost,

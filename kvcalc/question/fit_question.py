@@ -1,6 +1,7 @@
 """The question of `fit`: the request, the engine's settings and its memory."""
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 from kvcalc.question.deployment_options import EngineName
 from kvcalc.question.options import (
@@ -11,6 +12,7 @@ from kvcalc.question.options import (
     Tokens,
     host_bytes,
 )
+from kvcalc.records import Settings
 from kvcalc.units import parse_rate
 
 STATE_DTYPES = ("auto", "fp32", "bf16", "fp16")
@@ -153,3 +155,27 @@ class StudyOptions(Question, frozen=True):
 
     lengths: str = ""
     seed: int = 0
+
+
+class TypedWords(NamedTuple):
+    """The words of a `fit` request as the user typed them. Suggested commands repeat them.
+
+    Attributes:
+        names: Name of a model or GPU → the word that the user typed for it. Example:
+            "h100-sxm" → "h100".
+        extra_words: Words of options that no engine's command line has, such as `--memory 36GiB`.
+        has_all_experts: Whether the request has `--enable-expert-parallel`. Suggested changes to
+            more GPUs then do not add `--ep`.
+        stated: Options that an engine's command line states, by their names in `fit`; empty if the
+            request has no engine's command line.
+        notes: Notes for the user about the engine's command line, such as flags that are ignored.
+        flags: Flags of the engine's command line that are not counted; "" for none. Suggested
+            command lines end with them.
+    """
+
+    names: Mapping[str, str] = {}
+    extra_words: tuple[str, ...] = ()
+    has_all_experts: bool = False
+    stated: Settings = {}
+    notes: Sequence[str] = ()
+    flags: str = ""

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from kvcalc.capacity import Fit
+from kvcalc.capacity.suggested_fixes import has_longest_length
 from kvcalc.gpu.gpu import BoundedOperator
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cache import Span
@@ -248,15 +249,16 @@ def _row_line(
     if key == "kv_cache_bytes":
         num_rows = int(entry.stored_rows(context))
         limit = f", at most {entry.limit:,}" if entry.limit and entry.grows else ""
-        ratio = f" of {entry.ratio}" if entry.ratio > 1 else ""
-        details = f" ({SPANS[entry.span]}{ratio}{limit})"
+        details = f" ({SPANS[entry.span]}{f' of {entry.ratio}' * (entry.ratio > 1)}{limit})"
     if not layers:
         return ""
     if row.spread > 1:
         details = f" ({num_rows:,} over {row.spread} ranks)"
     rank_rows = -(-num_rows // row.spread)
-    elements = f"{entry.width} {formats.cache_format(entry).name} elements"
-    elements += f" × {heads} heads" if heads > 1 else ""
+    elements = (
+        f"{entry.width} {formats.cache_format(entry).name} elements"
+        f"{f' × {heads} heads' * (heads > 1)}"
+    )
     return (
         f"  {entry.role}: {layers} layers × {rank_rows:,} rows{details} × {row.row_bytes:,} B "
         f"({elements}) = {layers * rank_rows * row.row_bytes:,}"
@@ -279,25 +281,25 @@ def explain_fit(fitted: Fit, record: Record) -> str:
         taken = f" − {budget.activation:,} − {budget.overhead:,}"
     if margin:
         taken += f" {'−' if margin > 0 else '+'} {abs(margin):,}"
-    peak = f", of the {terms.peak}" if terms.peak else ""
     tokens = f"{fitted.settings.max_num_batched_tokens:,} tokens"
     length = f"{fitted.length:,} tokens"
     host_bytes = plan.extra_buffers(1, fitted.length).get("host_cache_bytes", 0)
-    host = f", and {_bytes(host_bytes)} in the host's memory" if host_bytes else ""
+    has_cache = fitted.needed.cache > 0
     steps = {
-        "1. Memory that the engine may use": _share_lines(fitted),
-        "2. Memory outside the cache": [
+        "Memory that the engine may use": _share_lines(fitted),
+        "Weights, activations and overhead": [
             f"weights of the language model ({record['dtype']}): {_bytes(terms.language)}",
             *(f"{name}: {_bytes(size)}" for name, size in terms.extra.items()),
             f"in the host's memory instead: {_bytes(terms.host)}" if terms.host else "",
-            f"activations of a pass of {tokens}{peak}: {_bytes(terms.activation)}",
+            f"activations of a pass of {tokens}"
+            f"{f', of the {terms.peak}' * bool(terms.peak)}: {_bytes(terms.activation)}",
             *(f"{name}: {_bytes(size)}" for name, size in terms.overhead.items()),
         ],
-        "3. KV cache budget": [
+        "KV cache budget" if has_cache else "Free memory": [
             f"{budget.share:,} − {budget.weights:,}{taken} = {_bytes(remaining)}",
             f"override: {_bytes(fitted.kv_budget)}" if fitted.kv_budget != remaining else "",
         ],
-        f"4. Blocks of the engine (cache in {record['kv_cache_dtype']})": [
+        f"Blocks of the engine (cache in {record['kv_cache_dtype']})": [
             *plan.describe(fitted.length),
             with_numbers(
                 "num_blocks = {kv_budget_bytes} / {bytes_per_block} = {num_blocks}", record
@@ -306,22 +308,26 @@ def explain_fit(fitted: Fit, record: Record) -> str:
             with_numbers(
                 "max_concurrency = {max_concurrency}; kv_tokens = {kv_tokens}", record
             ),
-        ],
-        "5. One sequence": [
+        ]
+        * has_cache,
+        "One sequence": [
             *cost_lines(record),
             f"content at {length}: {_bytes(fitted.content.needed(1, fitted.length))}; the engine "
-            f"holds {_bytes(plan.needed(1, fitted.length))} for it{host}",
+            f"holds {_bytes(plan.needed(1, fitted.length))} for it"
+            f"{f', and {_bytes(host_bytes)} in host memory' * bool(host_bytes)}",
             f"a decode step reads {_bytes(fitted.content.step_read(fitted.length))}",
-        ],
-        "6. What fits": _fit_lines(fitted),
-        "7. Links": placement_lines(record),
+        ]
+        * has_cache,
+        "What fits": _fit_lines(fitted) * has_cache,
+        "Links": placement_lines(record),
     }
     gpus = f"{'each of ' * (record['gpus'] > 1)}{record['gpus']}×"
     lines = [f"{record['model']} with {record['engine']} on {gpus} {memory_line(fitted)}"]
     if fitted.ranks.pp > 1:
         lines.append(f"pipeline stage {fitted.stage} of {fitted.ranks.pp} decides")
-    for title, step in steps.items():
-        lines += ["", title, *(f"   {line}" for line in step if line)]
+    shown = {title: step for title, step in steps.items() if any(step)}
+    for number, (title, step) in enumerate(shown.items(), 1):
+        lines += ["", f"{number}. {title}", *(f"   {line}" for line in step if line)]
     return "\n".join(lines) + "\n"
 
 
@@ -371,6 +377,10 @@ def _fit_lines(fitted: Fit) -> list[str]:
     lines.append(
         f"longest context of {plural(fitted.options.requested_num_seqs, 'sequence')}: {longest}"
     )
+    if has_longest_length(fitted) and length != fitted.longest_length:
+        lines.append(
+            f"longest at the low end of the range: {length:,} tokens, the default length"
+        )
     return lines
 
 
@@ -423,7 +433,6 @@ def explain_roofline(
             ]
         else:
             sums = _operator_sums(deployment, batch, next(remaining))
-        kind_name = f" ({record['layer']})" if record["layer"] else ""
         times = []
         if record["time_s"] is not None:
             times.append(f"predicted {kernel_seconds(record['time_s'])}")
@@ -432,7 +441,8 @@ def explain_roofline(
         if record["intensity"]:
             times.append(f"{digits(record['intensity'])} FLOP/B")
         sums.append(f"all runs: {', '.join(times)}; {record['share']:.1%} of the pass")
-        lines += ["", f"{record['operator']}{kind_name} × {record['count']}"]
+        layer = record["layer"]
+        lines += ["", f"{record['operator']}{f' ({layer})' * bool(layer)} × {record['count']}"]
         lines += [f"    {text}" for text in sums]
         lines += _separate_kernels(record.get("parts", []))
     time = "" if total["time_s"] is None else f"predicted {kernel_seconds(total['time_s'])}, "
@@ -520,8 +530,11 @@ def _operator_sums(deployment: TimedDeployment, batch: Batch, operator: Operator
         f"activations{activations} {cost.activation_bytes:,}": cost.activation_bytes,
     }
     terms = " + ".join(text for text, size in sizes.items() if size) or "0"
-    network = f", {cost.network_bytes:,.0f} over the link" if cost.network_bytes else ""
-    return [*sums, f"bytes = {terms} = {cost.bytes:,}{network}"]
+    return [
+        *sums,
+        f"bytes = {terms} = {cost.bytes:,}"
+        f"{f', {cost.network_bytes:,.0f} over the link' * bool(cost.network_bytes)}",
+    ]
 
 
 def _letters(

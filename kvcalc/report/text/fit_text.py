@@ -5,7 +5,7 @@ Further parts: sentences about batches that do not fit, `fit --allocations` and 
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvcalc.capacity import Fit
@@ -16,14 +16,15 @@ from kvcalc.capacity.suggested_fixes import (
     Advice,
     ConfigChange,
     advice,
-    at_low_estimate,
+    has_longest_length,
     join_with_or,
     small_cache,
 )
+from kvcalc.question.fit_question import TypedWords
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.report.charts.chart import tokens_tick
-from kvcalc.report.row_names import shared_words, sides, split_words
+from kvcalc.report.row_names import equal_records, shared_words, sides, split_words
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import FORMATS, answer_sentence, columns, plural
 from kvcalc.units import format_bytes
@@ -40,16 +41,17 @@ COLUMNS = columns(
     "blocks_per_request kv_tokens needed_utilization *",
 )
 # columns that are shown only if their values differ
-COLUMNS_IF_DIFFERENT = [
-    "model",
-    "tensor_parallel_size",
-    "engine",
-    "dtype",
-    "kv_cache_dtype",
-    "requested_num_seqs",
-    "fits",
-]
+COLUMNS_IF_DIFFERENT = """
+    model tensor_parallel_size engine dtype kv_cache_dtype requested_num_seqs fits
+"""
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
+# values that a configuration has in common with another one in the same sentence
+COMPARABLE_KEYS = """
+    requested_model_len requested_num_seqs fits gpu gpus tensor_parallel_size pipeline_parallel_size
+"""
+ALTERNATIVE_KEYS = "requested_num_seqs fits gpus model engine dtype kv_cache_dtype"
+# weights that an option adds
+ADDED_WEIGHTS = ("LoRA slots", "draft", "mtp")
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
 UTILIZATION_NAMES = {
     "vllm": "gpu_memory_utilization",
@@ -65,13 +67,7 @@ WASTES = {
 }
 
 
-def fit_table(
-    records: Records,
-    fits: Sequence[Fit],
-    typed: Mapping[str, str] | None,
-    all_experts: bool,
-    typed_flags: str,
-) -> Table:
+def fit_table(records: Records, fits: Sequence[Fit], words: TypedWords) -> Table:
     """Return the table that `fit` prints, with one row per configuration.
 
     The title names the smallest configuration that fits, and the last line its engine's command. If
@@ -82,17 +78,13 @@ def fit_table(
         records: Records of `fit`, one per configuration.
         fits: The memory and capacity of each configuration, in the order of `records`. If any
             configuration fits, the first is the smallest that does.
-        typed: Name of a model → the word for it in an engine's command line that the user typed.
-            Changes are then flags of this engine, and the command names the model by this word.
-            None if the user typed no such line: changes are then options of kvcalc.
-        all_experts: Whether the request has `--enable-expert-parallel`. Changes to more GPUs then
-            do not add `--ep`.
-        typed_flags: Flags of the typed command line that kvcalc does not count. They are appended
-            to the command.
+        words: The words that the user typed. If they are an engine's command line, changes are
+            flags of this engine, and the command has the typed model and flags. Otherwise changes
+            are options of kvcalc.
     """
     rows = []
     for record, result in zip(records, fits, strict=True):
-        longest = record["longest_context"]
+        longest = result.length if has_longest_length(result) else record["longest_context"]
         row = {
             **record,
             "missing_bytes": None if result.fits else -result.headroom_bytes,
@@ -102,31 +94,28 @@ def fit_table(
     table_columns = [
         c
         for c in COLUMNS
-        if c.key not in COLUMNS_IF_DIFFERENT or has_different_values(records, c.key)
+        if c.key not in COLUMNS_IF_DIFFERENT.split() or has_different_values(records, c.key)
     ]
     if not any(result.needed.cache for result in fits):
         table_columns = [c for c in table_columns if "kv_budget" not in c.key]
     index = _described_row(records, fits)
-    result = fits[index]
-    notes = ["", basis_line(records, fits), *_accuracy(result, len(fits))]
-    command = records[index]["command"]
+    record, result = records[index], fits[index]
+    gpu = f"{result.gpu.name}: " * (len(fits) > 1)
+    notes = ["", basis_line(records, fits), *_accuracy(result, gpu)]
+    command = record["command"]
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
         rows.insert(0, rows.pop(index))
-        title = _fit_sentence(records, fits, index, bool(typed))
-        images = _image_notes(records)
-        notes += _users_notes(records[index], result, None if images else fixes[0])
-        notes += images
+        title = _fit_sentence(records, fits, index, bool(words.stated))
+        notes += _users_notes(records, record, result, fixes[0], gpu)
     else:
-        advised = advice(result, all_experts=all_experts)
-        name = (typed or {}).get(result.model.name, "")
-        flags = advice(result, name, as_command=True) if typed else None
-        title, note, command = _missing_sentence(
-            records[index], result, len(fits), flags if flags and flags.fixes else advised, name
-        )
-        fixes += advised.fixes.values() if advised else ()
+        name = words.names[result.model.name] if words.stated else ""
+        advised = advice(result, words.has_all_experts, name)
+        assert advised is not None
+        title, note, command = _missing_sentence(record, result, len(fits), advised, name)
+        fixes += advised.fixes.values()
         notes.append(note)
-        command = command and f"{command} {typed_flags}".rstrip()
+        command = command and f"{command} {words.flags}".rstrip()
     details = _details(records, fits, result, fixes)
     commands = [command] if command else []
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
@@ -134,61 +123,70 @@ def fit_table(
 
 def _described_row(records: Records, fits: Sequence[Fit]) -> int:
     """Return the index of the configuration in the sentence: the one with the most users, among
-    those that fit like the first.
+    those that fit like the first. Equal users are compared by their length.
 
     If nothing fits, it is the configuration with the most users, then with the most free bytes.
     """
     if not fits[0].fits:
         return max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
-    return max(_comparable_fits(records, fits), key=lambda i: fits[i].sequences)
+    return records.index(max(_comparable_records(records, fits), key=_size))
 
 
-def _users_notes(record: Record, result: Fit, change: ConfigChange | None) -> list[str]:
-    """Return at most one note on the users of a configuration that fits.
+def _size(record: Record) -> tuple[int, int]:
+    """Return the users that fit in a configuration, and their tokens."""
+    return record["max_num_seqs"], record["requested_model_len"]
+
+
+def _users_notes(
+    records: Records, record: Record, result: Fit, change: ConfigChange | None, gpu: str
+) -> list[str]:
+    """Return notes on the users of a configuration that fits, the most important first.
 
     Args:
-        change: The change to a smaller cache, if the note may propose it.
+        change: The change to a smaller cache, if there is one.
+        gpu: Beginning of the notes on this configuration, if there are others.
     """
-    dialect = DIALECTS.get(result.options.engine)
+    dialect, limit = DIALECTS.get(result.options.engine), result.options.max_num_seqs
     slots = dialect.max_slots if dialect else 0
     wastes = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
+    notes = []
     if wastes:
         shares = [f"{name} {share:.1%}" for name, share in wastes.items()]
-        return [f"Waste: {', '.join(shares)}"]
+        notes.append(f"Waste: {', '.join(shares)}")
     if record["low_num_seqs"] == 0:
-        return ["At the low end of this range no user fits."]
-    if 0 < slots < record["max_num_seqs"]:
-        return [f"The server has at most {slots} slots."]
-    if not change:
-        return []
-    return [f"With `{shlex.join(change.words)}`, {plural(change.sequences, 'user')} fit."]
+        notes.append("At the low end of this range no user fits.")
+    if 0 < slots < result.sequences:
+        notes.append(f"The server has at most {slots} slots.")
+    images = record.get("images") or 0
+    if tokens := images * record.get("image_tokens", 0):
+        notes.append(
+            f"Requests have {result.length:,} tokens, and {plural(images, 'image')} "
+            f"may need {tokens:,}."
+        )
+    extra = result.terms.extra
+    if added := [
+        f"{name} {format_bytes(extra[name])}" for name in ADDED_WEIGHTS if name in extra
+    ]:
+        notes.append(f"{gpu}Weights/GPU include {', '.join(added)}.")
+    notes += result.remarks
+    if change and not has_different_values(records, "kv_cache_dtype"):
+        users = min(filter(None, (change.sequences, limit, slots)))
+        if users > result.sequences:
+            notes.append(
+                f"{gpu}With `{shlex.join(change.words)}`, {plural(users, 'user')} of "
+                f"{result.length:,} tokens fit."
+            )
+    return notes
 
 
-def _image_notes(records: Records) -> list[str]:
-    """Return notes on the tokens of a request that the images of `--limit-mm-per-prompt` take."""
-    first = records[0]
-    images = first.get("images") or 0
-    tokens = images * first.get("image_tokens", 0)
-    if not tokens:
-        return []
-    return [
-        f"Requests have {first['requested_model_len']:,} tokens, and {plural(images, 'image')} "
-        f"may need {tokens:,}."
-    ]
+def _comparable_records(records: Records, fits: Sequence[Fit]) -> Records:
+    """Return the records that fit and differ from the first only in model, engine or formats.
 
-
-def _comparable_fits(records: Records, fits: Sequence[Fit]) -> list[int]:
-    """Return the indices of the fits that differ from the first only in engine or formats."""
-    first, result = records[0], fits[0]
-    return [
-        i
-        for i, (record, fit) in enumerate(zip(records, fits, strict=True))
-        if fit.fits
-        and placement_words(record) == placement_words(first)
-        and record["model"] == first["model"]
-        and fit.length == result.length
-        and fit.options.requested_num_seqs == result.options.requested_num_seqs
-    ]
+    Their lengths may differ too, if the request has no list of lengths.
+    """
+    lengths = {fit.length for fit in fits if _is_same_start(fit, fits[0])}
+    keys = COMPARABLE_KEYS.split()[len(lengths) == 1 :]
+    return equal_records(records, records[0], *keys)
 
 
 def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: bool) -> str:
@@ -200,7 +198,7 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: 
     """
     record, best = records[index], fits[index]
     place, limit = placement_words(record), best.options.max_num_seqs
-    last = [f for f in fits if f.requested == best.requested and f.engine is best.engine][-1]
+    last = [fit for fit in fits if _is_same_start(fit, best)][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
         return answer_sentence(
             f"{record['model']} fits on {place}, stores no KV cache and leaves "
@@ -227,51 +225,61 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: 
         else:
             counts += minimum and f"{minimum},"
             clauses = _fit_clauses(records, fits, index)
-    if has_different_values(records, "model"):
+    if not clauses and has_different_values(records, "model"):
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
     is_single = counts.startswith("1 user ") and " or " not in counts
     return answer_sentence(f"{counts} fit{'s' * is_single} on {place}", *clauses)
+
+
+def _is_same_start(fit: Fit, other: Fit) -> bool:
+    """Return whether two configurations differ only in lengths and users."""
+    return fit.requested == other.requested and fit.engine is other.engine
+
+
+def _users(record: Record, other: Record) -> str:
+    """Return the users of a configuration, and their length if it differs from another's."""
+    users, length = _size(record)
+    return f"{users:,}{f' of {length:,}' * (length != _size(other)[1])}"
 
 
 def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]:
     """Return what follows the users: rivals, the limit, the needed share or the whole cache."""
     record, best = records[index], fits[index]
     maximum = best.model.max_context or 0
+    place, unshared = placement_words(record), record["unshared_num_seqs"]
     clauses = []
-    rivals = _comparable_fits(records, fits)
-    names = dict(zip(rivals, sides([records[i] for i in rivals]).names, strict=True))
-    least = min(rivals, key=lambda i: fits[i].sequences)
-    if fits[least].sequences < best.sequences:
-        joint = " and" if " with " in placement_words(record) else " with"
-        clauses += [
-            f"{joint} {names[index]}",
-            f", {fits[least].sequences:,} with {names[least]}",
-        ]
-    if len({placement_words(r) for r in records}) > 1:
-        clauses.append(", the smallest that fits")
-    elif best.length < maximum and best.length in (
-        best.longest_length,
-        at_low_estimate(best).longest_length,
-    ):
-        clauses.append(f", less than the model's maximum of {maximum:,}")
-    if record.get("offload_num_seqs"):
-        clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
+    least = min(reversed(_comparable_records(records, fits)), key=_size)
+    if _size(least) < _size(record) or least["model"] != record["model"]:
+        name, other_name = sides([record, least]).names
+        clauses.append(f" {'and' if ' with ' in place else 'with'} {name}")
+        clauses.append(f", {_users(least, record)} with {other_name}")
+    if unshared not in (None, best.sequences):
+        clauses.append(f", instead of {unshared:,} without sharing")
     setting, options = UTILIZATION_NAMES.get(record["engine"]), best.options
     wanted = options.requested_num_seqs
     is_stated = wanted > 1 or (options.max_num_seqs or options.users or options.require) == 1
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
-        verb = "needs" if wanted == 1 else "need"
-        clauses.append(f", and {wanted:,} {verb} {setting} {record['needed_utilization']:g}")
-        return clauses
+        need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
+        clauses.append(f", and {wanted:,} {need}")
+    others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
+    others = [other for other in others if placement_words(other) != place]
+    if others:
+        largest = max(others, key=_size)
+        clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
+    elif len({placement_words(r) for r in records}) > 1:
+        clauses.append(", the smallest for this length")
+    elif best.length < maximum and has_longest_length(best):
+        clauses.append(f", less than the model's maximum of {maximum:,}")
+    if record.get("offload_num_seqs"):
+        clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
     tokens, dp = record["kv_tokens"], best.ranks.dp
     if tokens > best.length and not (clauses or options.max_model_len):
-        caches = f"{dp} caches" if dp > 1 else "a cache"
-        clauses.append(f", in {caches} of {tokens:,} tokens")
+        clauses.append(f", in {f'{dp} caches' if dp > 1 else 'a cache'} of {tokens:,} tokens")
     return clauses
 
 
 def _missing_sentence(
-    record: Record, closest: Fit, num_configs: int, advised: Advice | None, name: str
+    record: Record, closest: Fit, num_configs: int, advised: Advice, name: str
 ) -> tuple[str, str, str | None]:
     """Return the missing memory, the options that help, and the command line with the first option.
 
@@ -279,7 +287,6 @@ def _missing_sentence(
         num_configs: Number of configurations. None of them fits.
         name: The model in an engine's command line; "" for its own name.
     """
-    assert advised is not None
     count, length = closest.options.requested_num_seqs, f"{closest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
@@ -302,7 +309,7 @@ def placement_words(record: Record) -> str:
         record: Record of a deployment.
     """
     split = split_words(record)
-    return f"{record['gpus']}× {record['gpu']}" + f" with {split}" * bool(split)
+    return f"{record['gpus']}× {record['gpu']}{f' with {split}' * bool(split)}"
 
 
 def has_different_values(records: Records, key: str) -> bool:
@@ -325,6 +332,8 @@ def basis_line(records: Records, fits: Sequence[Fit]) -> str:
         fits: The memory and capacity of each record's configuration.
     """
     words = format_words(records)
+    if not fits[0].needed.cache:
+        words = [word for word in words if not word.endswith(" cache")]
     if not has_different_values(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
         words += _utilization(records)
@@ -352,12 +361,11 @@ def _utilization(records: Records) -> list[str]:
     return shared_words(records, {"gpu_memory_utilization": f"{name} {{:g}}"})
 
 
-def _accuracy(result: Fit, num_configs: int) -> list[str]:
+def _accuracy(result: Fit, gpu: str) -> list[str]:
     """Return a note on the range of the KV cache budget, if the engine's memory has a range."""
     has_range = result.engine.has_memory_range and result.budget_at("high")
     if not has_range or result.has_given_cache:
         return []
-    gpu = f"{result.gpu.name}: " if num_configs > 1 else ""
     if (end := result.estimate) != "middle" and result.needed.cache:
         return [
             f"{gpu}Users are for {format_bytes(result.kv_budget)} of KV cache/GPU, the {end} "
@@ -369,8 +377,10 @@ def _accuracy(result: Fit, num_configs: int) -> list[str]:
     source = f" in 90% of published {result.options.engine} starts"
     if result.options.from_log:
         source = ", corrected by the log"
-    memory = "KV cache" if result.needed.cache else "Free memory"
-    return [f"{gpu}{memory}/GPU is {low} to {high}{source}."]
+    return [
+        f"{gpu}{'KV cache' if result.needed.cache else 'Free memory'}/GPU is {low} to "
+        f"{high}{source}."
+    ]
 
 
 def _details(
@@ -416,10 +426,12 @@ def memory_line(result: Fit) -> str:
     Args:
         result: Memory and capacity of a deployment.
     """
-    end = f" at the {result.estimate} end" if result.estimate != "middle" else ""
     parts = [f"{name} {format_bytes(size)}" for name, size in result.memory_parts().items()]
-    memory = f"{format_bytes(result.budget.memory)} of memory{end}"
-    return f"{result.gpu.name}: {memory}: {', '.join(parts)}"
+    memory, estimate = format_bytes(result.budget.memory), result.estimate
+    return (
+        f"{result.gpu.name}: {memory} of memory"
+        f"{f' at the {estimate} end' * (estimate != 'middle')}: {', '.join(parts)}"
+    )
 
 
 def cost_lines(record: Record) -> list[str]:
@@ -455,8 +467,7 @@ CPU memory stores the KV cache of {offload_num_seqs} more users, {offload_tokens
 A decode step over them moves {offload_step_bytes}|, at least {offload_step_s}
 Returning one of them takes at least {offload_return_s}|, computing it again at least {recompute_s}
 Disaggregated serving transfers {transfer_bytes} per request|, at least {transfer_s}
-Every GPU stores {replicated_weight_bytes} of replicated weights; GPUs with the same row of the \
-KV cache: {kv_copies}
+Every GPU stores {replicated_weight_bytes} of replicated weights
 Loading {checkpoint_bytes} of weights takes at least {load_s}|; from disk to host \
 at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least {load_link_s}
 """
@@ -472,6 +483,8 @@ def placement_lines(record: Record) -> list[str]:
         record: Record of `fit`, or of `latency` with the same keys.
     """
     lines = []
+    if (copies := record.get("kv_copies", 1)) > 1:
+        lines.append(f"{copies} GPUs store each row: the KV cache is replicated {copies} times")
     for note in PLACEMENT_NOTES.strip().splitlines():
         parts = []
         for part in note.split("|"):
@@ -544,18 +557,17 @@ def matrix_table(records: Records) -> Table:
         texts = [f"{users:,} × {context:,} tokens" for users, context in corners]
     title = f"{first['model']} on {placement_words(first)} fits {' or '.join(texts)}."
     rows: dict[int, JsonObject] = {}
-    contexts: dict[str, str] = {}
     for r in records:
-        key = str(r["context"])
-        rows.setdefault(r["users"], {"users": r["users"]})[key] = r["headroom_bytes"]
-        contexts[key] = context_name(r["context"])
+        row = rows.setdefault(r["users"], {"users": r["users"]})
+        row[context_name(r["context"])] = r["headroom_bytes"]
     table_columns = [Column("users", "users", "{:,}".format)]
     table_columns += [
-        Column(key, name, FORMATS["bytes, one digit"]) for key, name in contexts.items()
+        Column(name, name, FORMATS["bytes, one digit"]) for name in [*rows[first["users"]]][1:]
     ]
     notes = [
         "",
-        "Cells: free KV cache per GPU, negative if it does not fit. 4k is 4,096 tokens.",
+        f"Cells: free {'KV cache' if first['needed_kv_cache_memory_bytes'] else 'memory'} per GPU, "
+        "negative if it does not fit. 4k is 4,096 tokens.",
         ", ".join(
             [
                 f"engine {first['engine']}",
