@@ -52,3 +52,18 @@ def test_conversations_that_wait_in_the_hosts_memory(kvcalc: Run) -> None:
     assert record["offload_return_s"] == 4 * GIB / link
     alone = Deployment(load_model("llama-3.1-8b"), load_gpu("h100"))
     assert record["recompute_s"] == alone.seconds(Batch.prefill(32768))
+
+
+def test_sentences_name_the_alternatives_and_notes_what_options_add(kvcalc: Run) -> None:
+    """Records of the same request have the figures. Of two deployments with one GPU, none is the smallest."""
+    line = "fit qwen2.5-72b -q awq"
+    h100, a100 = (f"1 of {r['requested_model_len']:,}" for r in kvcalc(f"{line} --gpu h100,a100-80gb --format json").records)
+    shown = kvcalc(f"{line} --gpu a100-80gb,h100").joined
+    assert shown.startswith(f"{h100.replace(' ', ' user ', 1)} tokens fits on 1× h100-sxm, and {a100} on 1× a100-80gb. ")
+    assert f"fp8 cache, {h100} with bf16 cache" in kvcalc(f"{line} --kv-cache-dtype auto,fp8").joined
+    shown = kvcalc("fit llama-3.1-8b --context 8k --shared-prefix 4k --max-loras 1").joined
+    assert ", instead of 54 without sharing. " in shown and "Weights/GPU include LoRA slots 88.08 MiB" in shown
+    found = kvcalc("fit --context 64k -- vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 2 --max-model-len 32k")
+    assert "--max-model-len replaces" in found.err and "fp8`" not in found.out
+    assert "replicated 2 times" in kvcalc("fit llama-3.1-405b --tp 16 -v").joined
+    assert "KV" not in kvcalc("fit bge-m3 --explain").out + kvcalc("fit bge-m3 --matrix").out

@@ -249,20 +249,20 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
     place, unshared = placement_words(record), record["unshared_num_seqs"]
     clauses = []
     least = min(reversed(_comparable_records(records, fits)), key=_size)
-    if _size(least) < _size(record) or least["model"] != record["model"]:
-        name, other_name = sides([record, least]).names
+    name, other_name = sides([record, least]).names
+    if name:
         clauses.append(f" {'and' if ' with ' in place else 'with'} {name}")
         clauses.append(f", {_users(least, record)} with {other_name}")
     if unshared not in (None, best.sequences):
         clauses.append(f", instead of {unshared:,} without sharing")
+    others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
+    others = [other for other in others if placement_words(other) != place]
     setting, options = UTILIZATION_NAMES.get(record["engine"]), best.options
     wanted = options.requested_num_seqs
     is_stated = wanted > 1 or (options.max_num_seqs or options.users or options.require) == 1
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
         need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
-        clauses.append(f", and {wanted:,} {need}")
-    others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
-    others = [other for other in others if placement_words(other) != place]
+        clauses.append(f", {'and ' * (not others)}{wanted:,} {need}")
     if others:
         largest = max(others, key=_size)
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
