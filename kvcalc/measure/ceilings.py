@@ -262,10 +262,7 @@ def time_calls(calls: Sequence[Step], machine: Machine, seconds: float) -> Timin
         for call in calls:
             call()
 
-    replay: Step = step
-    is_captured = False
-    if machine.cuda:
-        replay, is_captured = _capture_graph(step, machine)
+    replay, is_captured = _capture_graph(step, machine) if machine.cuda else (step, False)
     replay()
     times: list[float] = []
     begun = time.perf_counter()

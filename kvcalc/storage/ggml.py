@@ -14,7 +14,7 @@ from typing import NamedTuple
 from kvcalc.storage.formats import first_words, table_rows
 
 # Number in a file's header, name, elements of a block along a row, bytes of a block.
-_TYPE_TABLE = """
+_TYPE_ROWS = table_rows("""
     0   f32          1    4
     1   f16          1    2
     2   q4_0         32   18
@@ -47,10 +47,10 @@ _TYPE_TABLE = """
     39  mxfp4_ggml   32   17
     40  nvfp4_ggml   64   36
     41  q1_0         128  18
-"""
+""")
 # Number in a file's metadata, name, the ggml type that the quantiser starts from, and `imatrix` if
 # some of the types need an importance matrix.
-_FILE_TYPE_TABLE = """
+_FILE_TYPE_ROWS = table_rows("""
     0   f32        f32
     1   f16        f16
     2   q4_0       q4_0
@@ -83,9 +83,7 @@ _FILE_TYPE_TABLE = """
     36  tq1_0      tq1_0
     37  tq2_0      tq2_0
     38  mxfp4_moe  mxfp4_ggml
-"""
-_TYPE_ROWS = table_rows(_TYPE_TABLE)
-_FILE_TYPE_ROWS = table_rows(_FILE_TYPE_TABLE)
+""")
 
 BLOCKS = {row[1]: (int(row[2]), int(row[3])) for row in _TYPE_ROWS}
 TYPES = {int(row[0]): row[1] for row in _TYPE_ROWS}

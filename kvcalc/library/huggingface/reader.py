@@ -29,9 +29,7 @@ from kvcalc.library.huggingface.config import (
 )
 from kvcalc.library.huggingface.notes import collect_notes
 from kvcalc.library.huggingface.quantization_config import SECTIONS, Storage, with_used_schemes
-from kvcalc.library.huggingface.types.general_rules import (
-    apply_settling_changes as settle_changes,
-)
+from kvcalc.library.huggingface.types.general_rules import apply_settling_changes
 from kvcalc.library.huggingface.types.model_type import Type, read_type
 from kvcalc.library.huggingface.vision import tower
 from kvcalc.model.model import Layer, Model, Mtp
@@ -136,7 +134,7 @@ def model_from(
     c.outer = data
     c.layers = _layer_count(c, entry)
     if changes and not resolved.has_entry:
-        settle_changes(c, changes)
+        apply_settling_changes(c, changes)
     model, storage = _model(c, entry, printable(name, 80), resolved)
     reading = collect_notes(c, resolved, entry)
     vision, vision_notes = tower(data, file_name, model.hidden_size)

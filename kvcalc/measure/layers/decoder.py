@@ -110,9 +110,8 @@ class Decoder(nn.Module):
                 raise UserError(f"`measure` has no decoder with {name} as {model.name} has it")
         self.model = model
         self.embedding = _table(outer["embedding"])
-        self.positions = None
-        if "position_embedding" in outer:
-            self.positions = _table(outer["position_embedding"])
+        positions = outer.get("position_embedding")
+        self.positions = _table(positions) if positions else None
         self.blocks = nn.ModuleList(
             DecoderBlock(model, model.kinds[kind]) for kind in model.order
         )
