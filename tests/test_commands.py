@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from kvcalc import Deployment, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.capacity.command_line import Command, command_of, is_command, read_command
+from kvcalc.capacity.engine_flags import AUTOMATIC_SLOTS
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.library.checkpoints import checkpoint, published
 
@@ -90,11 +91,12 @@ def test_keys_of_mappings_that_are_not_read() -> None:
         ),
         (
             "./llama-server -m x/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf -c 32768 -np 4 -ctk q8_0 -ctv q8_0 -ngl all -fa on",
-            {"quantization": "q4_k_m", "max_model_len": 8192, "max_num_seqs": 4, "kv_cache_dtype": "q8_0", "n_gpu_layers": -1},
+            {"quantization": "q4_k_m", "max_model_len": 8192, "max_num_seqs": 4, "kv_cache_dtype": "q8_0", "n_gpu_layers": -1}
+            | {"flash_attn": "on"},
         ),
         (
             "llama-cli -m llama-3.1-8b.gguf -c 4096 -sm layer -ts 1,1",
-            {"max_model_len": 4096, "max_num_seqs": 1, "kv_unified": True, "pp": 2, "kv_cache_dtype": "fp16"},
+            {"max_model_len": 4096, "pp": 2, "kv_cache_dtype": "fp16"} | AUTOMATIC_SLOTS,
         ),
         ("trtllm-serve serve gpt2 --tp_size 2 --max_seq_len=512", {"tp": 2, "max_model_len": 512}),
     ],
@@ -183,7 +185,7 @@ def _menu(engine: str) -> dict[str, tuple[Any, ...]]:
         menu |= {"hybrid": (False,)}
     if engine == "llama.cpp":
         menu |= {"kv_unified": (True,), "swa_full": (True,), "n_gpu_layers": (10, 99), "n_cpu_moe": (3,), "cpu_moe": (True,)}
-        menu |= {"cache_type_k": ("q8_0", "bf16"), "cache_type_v": ("q8_0",)}
+        menu |= {"cache_type_k": ("q8_0", "bf16"), "cache_type_v": ("q8_0",), "flash_attn": ("on", "off"), "idle_slots": (3,)}
     return menu
 
 

@@ -99,6 +99,7 @@ def test_types_that_llama_cpp_refuses(kvcalc: Run) -> None:
     assert "engine vllm does not model cache-type-k" in said("llama-3.1-8b --engine vllm --cache-type-k q8_0")
     assert "llama.cpp has no cache dtype 'fp8'" in said("llama-3.1-8b --engine llama.cpp --cache-type-v fp8")
     assert "stores latents in one type" in said("deepseek-v3 --engine llama.cpp --cache-type-v q8_0")
+    assert "only with flash attention. Write --flash-attn on" in said("gpt2 --engine llama.cpp -ctv q8_0 -fa off")
     with pytest.raises(UserError, match="blocks of 32 do not divide a head of 80"):
         fitted(hybrid(8, 4, 80, 128, 1, 1), "llama.cpp", Precision(kv_cache_dtype="q8_0"))
 
@@ -108,6 +109,8 @@ def test_the_buffer_that_llama_cpp_reserves() -> None:
     model = load_model("llama-3.1-8b")
     assert fitted(model, "llama.cpp").budget.activation == 258.5 * MIB
     assert fitted(model, "llama.cpp", max_num_batched_tokens=2048).budget.activation == 1034 * MIB
+    for cells, logged in ((8192, 560), (32_768, 2144)):  # logs without flash attention
+        assert fitted(model, "llama.cpp", max_model_len=cells, flash_attn="off").budget.activation == logged * MIB
 
 
 def test_the_buffer_of_a_wide_network() -> None:

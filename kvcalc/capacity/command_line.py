@@ -235,7 +235,7 @@ def _parse_flags(
         elif is_switch:
             if text.lower() not in ("false", "0"):
                 values[flag.name] = flag.setting
-        elif not (has_value or text):
+        elif not (has_value or text or flag.kind == "toggle"):
             raise UserError(f"{option} has no value")
         else:
             try:

@@ -77,7 +77,11 @@ READERS: dict[str, Callable[[str], Any]] = {
     "real": _real,
     "text": str,
     "name": str.lower,
+    "toggle": lambda text: TOGGLES.get(text.lower(), text.lower()),
 }
+# llama.cpp, common/arg.cpp: is_truthy, is_falsey, is_autoy. Builds before autumn 2025 have no value.
+TOGGLES = dict.fromkeys(("", "1", "true", "enabled"), "on")
+TOGGLES |= dict.fromkeys(("0", "false", "disabled"), "off") | {"-1": "auto"}
 # kinds of formats, with the engine's names that are not kvcalc's
 FORMAT_NAMES: dict[str, dict[str, str]] = {
     "format": {},
@@ -87,9 +91,12 @@ FORMAT_NAMES: dict[str, dict[str, str]] = {
 }
 
 
+# without --parallel, 4 slots share the context (llama.cpp, tools/server/server.cpp)
+AUTOMATIC_SLOTS = {"max_num_seqs": 1, "idle_slots": 3, "kv_unified": True}
 # names of flags that printed commands repeat unchanged
 REPEATED_FLAGS = """
     kv_cache_dtype speculation draft_name prediction drafting_steps drafted_branches verified_tokens
+    host_cache
 """
 
 
@@ -101,7 +108,7 @@ class Flag(NamedTuple):
         kind: How to read the flag's value. "switch": a flag without a value. "number": a whole
             number. "signed": a whole number; "all" and "auto" mean -1. "length": a number of
             tokens; -1 and "auto" leave it to the engine. "real": a decimal number. "text": any
-            text. "name": a text, made lower case. "format", "torch", "ggml" and "sglang": a data
+            text. "name": a text, made lower case. "toggle": "on", "off" or "auto". "format", "torch", "ggml" and "sglang": a data
             type, by kvcalc's names or by the names in torch, GGML or SGLang.
         spellings: All spellings that the engine accepts. kvcalc writes the first one.
         setting: Value of the kvcalc option if a switch is present.
@@ -314,10 +321,12 @@ def _read_llama_cpp(settings: Settings, remarks: list[str]) -> None:
     slots = settings.pop("max_num_seqs", 0)
     if slots < 1:
         slots = 1
-        settings.setdefault("kv_unified", True)
+        settings |= AUTOMATIC_SLOTS
     settings["max_num_seqs"] = slots
     if cells := settings.pop("cells", 0):
         settings["max_model_len"] = max(1, cells // slots)
+    if settings.pop("host_cache", False):
+        remarks.append("--no-kv-offload is not modelled: the KV cache is counted on the GPU")
     key_type, value_type = (
         settings.get(name, "fp16") for name in ("cache_type_k", "cache_type_v")
     )
@@ -345,6 +354,9 @@ def _write_llama_cpp(settings: Settings, deployment: TimedDeployment) -> None:
     slots = settings.setdefault("max_num_seqs", 1)
     length = settings.pop("max_model_len", 0) or deployment.model.max_context or 4096
     settings["cells"] = slots * length
+    if settings.items() >= AUTOMATIC_SLOTS.items():
+        for name in AUTOMATIC_SLOTS:
+            del settings[name]
     cache_dtype = settings.pop("kv_cache_dtype", "auto")
     for name in ("cache_type_k", "cache_type_v"):
         dtype = canonical(settings.pop(name, "") or cache_dtype)
@@ -481,6 +493,8 @@ _LLAMA_CPP = _dialect(
         kv_unified               switch  --kv-unified -kvu
         kv_unified=False         switch  --no-kv-unified -no-kvu
         swa_full                 switch  --swa-full
+        flash_attn               toggle  --flash-attn -fa
+        host_cache               switch  --no-kv-offload -nkvo
         n_gpu_layers             signed  --n-gpu-layers --gpu-layers -ngl
         n_cpu_moe                number  --n-cpu-moe -ncmoe
         cpu_moe                  switch  --cpu-moe -cmoe
@@ -490,8 +504,7 @@ _LLAMA_CPP = _dialect(
         -                        switch  --jinja --no-mmap --mlock --metrics --slots --no-slots
         -                        switch  --embedding --no-webui --verbose -v --no-warmup
         -                        switch  --cont-batching -cb --context-shift --no-context-shift
-        -                        switch  --no-kv-offload -nkvo --check-tensors --no-mmproj
-        -                        switch  --reranking --offline
+        -                        switch  --check-tensors --no-mmproj --reranking --offline
     """,
     image="ghcr.io/ggml-org/llama.cpp:server-cuda",
     port=8080,

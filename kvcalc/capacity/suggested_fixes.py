@@ -323,6 +323,10 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
         if free_share > 0:
             yield request.changed(gpu_memory_utilization=free_share)
         return
+    if result.options.flash_attn == "off":
+        yield request.changed(flash_attn="on")
+    if result.options.flash_attn == "off":
+        yield request.changed(flash_attn="on")
     is_larger = share and result.utilization < share <= MAX_SHARE
     if is_larger and not result.has_given_cache:
         yield request.changed(gpu_memory_utilization=share)

@@ -42,6 +42,9 @@ class EngineSettings(Question, frozen=True):
             layers; -1 for all.
         n_cpu_moe: Number of layers, from the first on, whose experts stay in host memory.
         cpu_moe: Whether the experts of all layers stay in host memory.
+        flash_attn: "on", "off", or "auto" for flash attention wherever llama.cpp supports it, which
+            is counted like "on".
+        idle_slots: Slots of llama-server that share the cells of the requested sequences.
     """
 
     block_size: int = 0
@@ -59,6 +62,8 @@ class EngineSettings(Question, frozen=True):
     n_gpu_layers: int = -1
     n_cpu_moe: int = 0
     cpu_moe: bool = False
+    flash_attn: str = "auto"
+    idle_slots: int = 0
 
     @property
     def in_flight(self) -> int:

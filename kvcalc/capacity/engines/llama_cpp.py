@@ -97,17 +97,24 @@ def _compute_buffer(start: EngineStartup) -> Any:
     logits.
 
     The graph has the size of the larger of two sets: logits and their input, 4 · T · (V + D); or
-    the tensors of a layer's FFN with the attention mask, 2 · T bytes per cell. Not counted: a
-    second mask for windows or with the logits, recurrent layers, and attention without flash
-    attention. Source: llama-context.cpp, graph_reserve(n_tokens, n_seqs, n_tokens). Llama-3.1-8B's
-    log has 258.50 MiB for 512 tokens.
+    the tensors of a layer's FFN with the attention mask, 2 · T bytes per cell. Without flash
+    attention, the mask has 4 · T bytes per cell, and the attention scores have 4 · T for each
+    query head and cell. Not counted: a second mask for windows or with the logits, and recurrent
+    layers. Sources: llama-context.cpp, graph_reserve(n_tokens, n_seqs, n_tokens); llama-graph.cpp,
+    build_attn_mha. Llama-3.1-8B's log has 258.50 MiB for 512 tokens; without flash attention, it
+    has 560 MiB at 8,192 cells and 2,144 MiB at 32,768.
     """
     model, tokens = start.model, start.tokens
     width = model.hidden_size
     logits = 4 * tokens * (model.vocab_size + width) if start.layers.last else 0
     attends = any(entry.grows for entry in model.entries)
-    mask = 2 * tokens * _pad(start.context) if attends else 0
+    cells = _pad(start.context) if attends else 0
     inner = max(_ffn_elements(part, width) for part in model.parts)
+    mask = 2 * tokens * cells
+    if start.options.flash_attn == "off":
+        heads = max(getattr(part, "num_attention_heads", 0) for part in model.parts)
+        inner = maximum(inner, heads * cells)
+        mask *= 2
     return maximum(logits, 4 * tokens * (inner + 4 * width) + mask)
 
 
@@ -226,6 +233,8 @@ class LlamaCpp(CacheLayout):
         state: Bytes of one sequence's recurrent states, over all layers.
         is_unified: Whether all sequences share one cache, as with --kv-unified.
         ubatch: Tokens of a micro-batch (--ubatch-size).
+        idle_slots: Sequences without cells of their own in the unified cache. They have states,
+            and cells for windows.
         host: Layout of the layers in host memory; None without such layers.
     """
 
@@ -237,7 +246,7 @@ class LlamaCpp(CacheLayout):
     ) -> None:
         self.full, self.window, self.limit, self.state = full, window, limit, state
         self.is_unified = settings.kv_unified
-        self.ubatch = settings.max_num_batched_tokens
+        self.ubatch, self.idle_slots = settings.max_num_batched_tokens, settings.idle_slots
         caches = "one cache for all sequences" if self.is_unified else "a cache per sequence"
         self.notes = (f"llama.cpp: {caches}",)
         cap = _pad(limit + self.ubatch)
@@ -271,7 +280,8 @@ class LlamaCpp(CacheLayout):
 
         A cell stores one token. With n sequences of L tokens, the number is n · min(pad(L), pad(W +
         ubatch)). If the cache is unified, it is min(pad(n · L), pad(W · n + ubatch)). pad rounds up
-        to a multiple of 256, and ubatch is the tokens of a micro-batch.
+        to a multiple of 256, and ubatch is the tokens of a micro-batch. The idle slots count
+        in W · n.
 
         Args:
             sequences: Number of sequences of one data-parallel rank, n.
@@ -279,7 +289,8 @@ class LlamaCpp(CacheLayout):
         """
         if not self.is_unified:
             return sequences * min(_pad(length), _pad(self.limit + self.ubatch))
-        return min(_pad(sequences * length), _pad(self.limit * sequences + self.ubatch))
+        slots = sequences + self.idle_slots
+        return min(_pad(sequences * length), _pad(self.limit * slots + self.ubatch))
 
     def cache_bytes(self, sequences: int, length: int, shared: int = 0) -> int:
         """Return the bytes of keys and values on one GPU, as llama.cpp logs them.
@@ -295,7 +306,8 @@ class LlamaCpp(CacheLayout):
         return full + self.window_cells(sequences, length) * self.window
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:
-        return self.cache_bytes(sequences, length, shared) + sequences * self.state
+        states = (sequences + self.idle_slots) * self.state
+        return self.cache_bytes(sequences, length, shared) + states
 
     def allocated(self, budget: int, sequences: int, length: int) -> int:
         return self.cache_bytes(sequences, length)
@@ -313,7 +325,7 @@ class LlamaCpp(CacheLayout):
         """
         sizes: LoggedCacheRecord = {
             "window_cache_bytes": self.window_cells(sequences, length) * self.window,
-            "state_bytes": sequences * self.state,
+            "state_bytes": (sequences + self.idle_slots) * self.state,
         }
         if self.host:
             sizes["host_cache_bytes"] = self.host.needed(sequences, length)
@@ -403,7 +415,8 @@ def _row_format(
 
     Raises:
         UserError: llama.cpp makes no context (`llama_init_from_model`, `src/llama-context.cpp`):
-            blocks do not divide a head, or latents have two types.
+            blocks do not divide a head, latents have two types, or values in blocks lack flash
+            attention.
     """
     if entry.span is Span.STATE:
         return FORMATS["fp32"]
@@ -424,6 +437,11 @@ def _row_format(
             f"not "
             f"divide a head of {entry.width}",
             "Use fp16 or bf16",
+        )
+    if settings.flash_attn == "off" and entry.role == "v" and row_format.whole_groups:
+        raise UserError(
+            f"llama.cpp stores values in {row_format.name} only with flash attention",
+            "Write --flash-attn on, or --cache-type-v f16",
         )
     return row_format
 
@@ -447,6 +465,8 @@ LLAMA_CPP = Engine(
         "n_gpu_layers",
         "n_cpu_moe",
         "cpu_moe",
+        "flash_attn",
+        "idle_slots",
     ),
     precision=_precision,
     entries=_entries,
