@@ -29,7 +29,8 @@ _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
 def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
     """Parse a number of tokens: `4096`, or `4k` with a binary suffix, which is 4096 too.
 
-    The suffixes k, m and g stand for 2^10, 2^20 and 2^30.
+    The suffixes k, m and g stand for 2^10, 2^20 and 2^30. A part of a token after a suffix is
+    dropped: 6.8k is 6963.
 
     Args:
         text: Text that a user typed.
@@ -43,7 +44,7 @@ def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
     if not match or len(text) > 40:
         raise UserError(f"{noun} {text!r} is not a whole number", "Write 4096, 4k, 128K or 1M")
     value, remainder = _multiply(match[1], _BINARY[match[2].lower()])
-    if remainder:
+    if remainder and not match[2]:
         raise UserError(f"{noun} {text!r} is not a whole number")
     if not minimum <= value <= MAX_TOKENS:
         raise UserError(f"{noun} {text!r} is outside {minimum} to {MAX_TOKENS:,}")

@@ -93,4 +93,4 @@ def test_shares_are_by_size_whatever_their_order() -> None:
         usable_share=((32, 0.75), (16, 0.5)),
     )  # fmt: skip
     assert gpu.usable_bytes == 12 * GIB
-    assert with_memory(gpu, "8GiB").usable_bytes == 4 * GIB
+    assert with_memory(gpu, "8GiB").usable_bytes == with_memory(gpu, "8 GB").usable_bytes == 4 * GIB

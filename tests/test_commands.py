@@ -98,6 +98,7 @@ def test_keys_of_mappings_that_are_not_read() -> None:
             "llama-cli -m llama-3.1-8b.gguf -c 4096 -sm layer -ts 1,1",
             {"max_model_len": 4096, "pp": 2, "kv_cache_dtype": "fp16"} | AUTOMATIC_SLOTS,
         ),
+        ("gpt2 llama-server -c 1k -np 2", {"max_model_len": 500, "max_num_seqs": 2, "kv_cache_dtype": "fp16"}),
         ("trtllm-serve serve gpt2 --tp_size 2 --max_seq_len=512", {"tp": 2, "max_model_len": 512}),
     ],
 )

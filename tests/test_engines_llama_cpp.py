@@ -4,7 +4,7 @@ import pytest
 from conftest import Run
 from specs import fitted, hybrid, of_kinds
 
-from kvcalc import Deployment, Layer, Precision, UserError, load_gpu, load_model
+from kvcalc import Deployment, Layer, Parallelism, Precision, UserError, load_gpu, load_model
 from kvcalc.capacity import FitOptions, fit
 from kvcalc.capacity.engines.llama_cpp import LlamaCpp
 from kvcalc.capacity.fit_records import fit_record
@@ -184,11 +184,14 @@ def test_experts_on_the_cpu() -> None:
         assert found.terms.host == layers * layer + table
         assert found.budget.weights == plain.budget.weights - layers * layer
         assert found.plan.needed(1, 4096) == plain.plan.needed(1, 4096)
+    halves = [fitted(model, "llama.cpp", ranks=Parallelism(pp=2), n_cpu_moe=n).stage_terms["middle"] for n in (0, 20)]
+    saved = [before.language - after.language for before, after in zip(*halves, strict=True)]
+    assert saved == [16 * layer, 4 * layer]  # of 16 layers on each GPU
 
 
 PLACED_NOWHERE = [
     ("llama-3.1-8b --n-gpu-layers 1", "n-gpu-layers 1 leaves no layer of llama-3.1-8b on the GPU"),
-    ("llama-3.1-8b -ngl 20 --tp 2", "with several GPUs are not modelled"),
+    ("llama-3.1-8b -ngl 20 --tp 2", "with several GPUs, or with tp, are not modelled"),
     ("llama-3.1-8b -ngl 20 --gpu apple-m3-max", "apple-m3-max has one memory"),
     ("llama-3.1-8b --cpu-moe", "llama-3.1-8b has no experts"),
     ("zamba2-1.2b -ngl 20", "zamba2-1.2b shares blocks of weights"),

@@ -203,7 +203,7 @@ def fit_points(
     pairs += [("--from-log", fit_values.get("from_log")), ("--memory", first.memory)]
     extra_words = tuple(word for pair in pairs if pair[1] for word in pair)
     for gpu in gpus[:2]:
-        if gpu.usable_share and (gpu.memory_bytes % 2**30 or not first.memory):
+        if gpu.usable_share and not first.memory:
             notes.append(
                 f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB here; "
                 "another size: --memory 36GiB"

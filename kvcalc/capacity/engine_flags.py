@@ -79,7 +79,8 @@ READERS: dict[str, Callable[[str], Any]] = {
     "name": str.lower,
     "toggle": lambda text: TOGGLES.get(text.lower(), text.lower()),
 }
-# llama.cpp, common/arg.cpp: is_truthy, is_falsey, is_autoy. Builds before autumn 2025 have no value.
+# llama.cpp, common/arg.cpp: is_truthy, is_falsey, is_autoy. Builds before autumn 2025 take no
+# value.
 TOGGLES = dict.fromkeys(("", "1", "true", "enabled"), "on")
 TOGGLES |= dict.fromkeys(("0", "false", "disabled"), "off") | {"-1": "auto"}
 # kinds of formats, with the engine's names that are not kvcalc's
@@ -108,8 +109,9 @@ class Flag(NamedTuple):
         kind: How to read the flag's value. "switch": a flag without a value. "number": a whole
             number. "signed": a whole number; "all" and "auto" mean -1. "length": a number of
             tokens; -1 and "auto" leave it to the engine. "real": a decimal number. "text": any
-            text. "name": a text, made lower case. "toggle": "on", "off" or "auto". "format", "torch", "ggml" and "sglang": a data
-            type, by kvcalc's names or by the names in torch, GGML or SGLang.
+            text. "name": a text, made lower case. "toggle": "on", "off" or "auto". "format",
+            "torch", "ggml" and "sglang": a data type, by kvcalc's names or by the names in torch,
+            GGML or SGLang.
         spellings: All spellings that the engine accepts. kvcalc writes the first one.
         setting: Value of the kvcalc option if a switch is present.
     """

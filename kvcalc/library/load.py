@@ -238,14 +238,16 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
 
     Args:
         gpu: The GPU of a preset.
-        memory: Memory such as `36GiB`; '' for the preset's memory.
+        memory: Memory such as `36GiB`; '' for the preset's memory. GB means GiB for machines with
+            one memory, because they are sold so: a Mac of 64 GB has 64 GiB.
 
     Raises:
         UserError: The memory is larger than the preset's, or below 1 MiB, such as a plain `36`.
     """
     if not memory:
         return gpu
-    size = parse_bytes(memory, "memory")
+    unit = "gib" if gpu.usable_share else "gb"
+    size = parse_bytes(memory.lower().replace("gb", unit), "memory")
     if size < MIN_MEMORY_BYTES:
         number = memory.strip()
         raise UserError(

@@ -23,7 +23,8 @@ _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
     r"(?P<mtp>mtp$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|(?P<ollama>ollama)|"
-    r"(?P<secret>gpt-?(?:[45]|3\.5))|(?P<file>.*\.gguf$)",
+    r"(?P<speech>whisper|wav2vec|seamless|parakeet)|(?P<secret>gpt-?(?:[45]|3\.5))|"
+    r"(?P<file>.*\.gguf$)",
     re.IGNORECASE,
 )
 OWN_GPU_HINT = "A GPU without a preset is a file like `kvcalc gpus rtx-3060`: --gpu my-gpu.yaml"
@@ -32,8 +33,9 @@ _NO_PRESET_HINTS = {
     "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "layers": "`kvcalc latency` and `kvcalc serve` take --draft layers=N",
     "number": "A switch such as --mtp takes no number",
-    "ollama": "Its lines are not read; write `-- llama-server -m llama-3.1-8b-q4_k_m.gguf`",
     "file": "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf",
+    "ollama": "Ollama runs llama.cpp; write `kvcalc fit MODEL -q q4_k_m --engine llama.cpp`",
+    "speech": "kvcalc does not cover speech models",
     "secret": "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` "
     "takes your estimates",
 }

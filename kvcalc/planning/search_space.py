@@ -285,8 +285,13 @@ def _gpus(space_options: SpaceOptions) -> list[Gpu]:
 def _precisions(space_options: SpaceOptions) -> tuple[Precision, ...]:
     """Return every combination of data types, quantizations and cache types."""
     formats = space_options.dtype, space_options.quantization, space_options.kv_cache_dtype
+    default = "fp16" if space_options.engine == "llama.cpp" else "auto"
     return tuple(
-        Precision(dtype, cache, "" if quantization in ("auto", "none") else quantization)
+        Precision(
+            dtype,
+            default if cache == "auto" else cache,
+            "" if quantization in ("auto", "none") else quantization,
+        )
         for dtype, quantization, cache in product(*formats)
     )
 

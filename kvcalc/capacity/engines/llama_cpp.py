@@ -45,6 +45,7 @@ from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats, WeightKind
 from kvcalc.model.model import Model
+from kvcalc.model.pipeline import stages
 from kvcalc.model.precision import Precision
 from kvcalc.records.fit import LoggedCacheRecord
 from kvcalc.storage.formats import FORMATS, RowFormat, cache_layout, canonical
@@ -172,7 +173,9 @@ def _host_weights(start: EngineStartup) -> int:
         is_input = weight.kind is WeightKind.TABLE and not is_head
         if weight.name not in model.lent and (is_input or weight.name == "embedding_norm"):
             weights.append((weight.name, weight))
-    for number, kind in enumerate(model.order[: max(num_layers, start.cpu_experts)]):
+    first = sum(len(s.order) for s in stages(model, start.ranks.pp)[: start.stage])
+    limit = max(num_layers, start.cpu_experts) - first
+    for number, kind in enumerate(start.layers.order[: max(0, limit)]):
         for weight in model.layer_weights(kind):
             if number < num_layers or weight.expert:
                 weights.append((f"{kind}.{weight.name}", weight))
@@ -186,9 +189,9 @@ def _check_placement(start: EngineStartup) -> None:
         return
     weights = [weight for kind in model.kinds for weight in model.layer_weights(kind)]
     problem = ""
-    if start.ranks.gpus > start.ranks.dp:
+    if start.ranks.tp > 1 or (start.ranks.pp > 1 and start.options.n_gpu_layers >= 0):
         problem = (
-            "llama.cpp's layers or experts in host memory with several GPUs are not modelled"
+            "llama.cpp's layers in host memory with several GPUs, or with tp, are not modelled"
         )
     elif start.gpu.per == "SoC":
         problem = (

@@ -158,7 +158,8 @@ def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -
         return ""
     tokens, maximum = last["equal_weights_context"], models[last["model"]].max_context
     if not tokens:
-        return "The KV cache stays smaller than the weights at any context."
+        is_stored = last["kv_cache_bytes"] > 0
+        return "The KV cache stays smaller than the weights at any context." * is_stored
     beyond = f", above the maximum {maximum:,}" if maximum and tokens > maximum else ""
     return f"KV cache and weights are equal at {tokens:,} tokens{beyond}."
 

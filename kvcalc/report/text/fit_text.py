@@ -357,7 +357,9 @@ def _utilization(records: Records) -> list[str]:
     `--gpu-memory-utilization`."""
     name = UTILIZATION_NAMES.get(records[0]["engine"])
     if not name:
-        return [f"all {records[0]['utilization_of']} memory"]
+        share = records[0]["gpu_memory_utilization"]
+        amount = "all" if share == 1 else f"{share:.0%} of"
+        return [f"{amount} {records[0]['utilization_of']} memory"]
     return shared_words(records, {"gpu_memory_utilization": f"{name} {{:g}}"})
 
 
