@@ -70,6 +70,10 @@ def limits_as_json(text: str) -> str:
     return json.dumps({name: int(count) for name, count in limits}) if limits else text
 
 
+# llama.cpp, common/arg.cpp: is_truthy, is_falsey, is_autoy. Builds before autumn 2025 take no
+# value.
+TOGGLES = dict.fromkeys(("", "1", "true", "enabled"), "on")
+TOGGLES |= dict.fromkeys(("0", "false", "disabled"), "off") | {"-1": "auto"}
 READERS: dict[str, Callable[[str], Any]] = {
     "number": number,
     "signed": lambda text: -1 if text in ("-1", "all", "auto") else number(text),
@@ -79,10 +83,6 @@ READERS: dict[str, Callable[[str], Any]] = {
     "name": str.lower,
     "toggle": lambda text: TOGGLES.get(text.lower(), text.lower()),
 }
-# llama.cpp, common/arg.cpp: is_truthy, is_falsey, is_autoy. Builds before autumn 2025 take no
-# value.
-TOGGLES = dict.fromkeys(("", "1", "true", "enabled"), "on")
-TOGGLES |= dict.fromkeys(("0", "false", "disabled"), "off") | {"-1": "auto"}
 # kinds of formats, with the engine's names that are not kvcalc's
 FORMAT_NAMES: dict[str, dict[str, str]] = {
     "format": {},
