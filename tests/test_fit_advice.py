@@ -17,16 +17,7 @@ def named(advice: str) -> list[str]:
     return re.findall(r"`(--[^`]+ [^`]+)`", advice)
 
 
-MODELS = (
-    "llama-3.1-8b",
-    "llama-3.3-70b",
-    "gpt-oss-120b",
-    "qwen3-next-80b-a3b",
-    "gemma-3-27b",
-    "deepseek-v3",
-    "mixtral-8x7b",
-    "gpt2",
-)
+MODELS = "llama-3.1-8b llama-3.3-70b gpt-oss-120b qwen3-next-80b-a3b gemma-3-27b deepseek-v3 mixtral-8x7b gpt2"
 GPUS = ("t4", "l4", "rtx-3090", "rtx-4090", "a100-40gb", "l40s", "h100", "mi300x", "b200")
 ENGINES = {
     "vllm": ("", "--engine-version 0.10", "--kv-cache-dtype fp8", "-q fp8", "--gpu-memory-utilization 0.5"),
@@ -41,7 +32,7 @@ FURTHER += ("--require 8", "--users 32", "--shared-prefix 1k", "--context 8k", "
 
 def random_request(draw: random.Random) -> str:
     engine = draw.choice(sorted(ENGINES))
-    words = [draw.choice(MODELS), "--gpu", draw.choice(GPUS), "--engine", engine, draw.choice(ENGINES[engine])]
+    words = [draw.choice(MODELS.split()), "--gpu", draw.choice(GPUS), "--engine", engine, draw.choice(ENGINES[engine])]
     return " ".join([*words, *draw.sample(FURTHER, 2)])
 
 
@@ -117,9 +108,8 @@ def test_the_parts_of_the_memory_add_up(engine: str, more: str) -> None:
 
 def test_layers_shared_by_llama_cpp_need_no_collectives(kvcalc: Run) -> None:
     """24 GB minus 0.7 GiB of context, half of 39.6 GiB of weights, 360 MiB of a pass and 133 MiB of libraries."""
-    (record,) = kvcalc(
-        "fit llama-3.3-70b -q q4_k_m --gpu rtx-3090 --pp 2 --engine llama.cpp --context 128k --format json"
-    ).records
+    line = "fit llama-3.3-70b -q q4_k_m --gpu rtx-3090 --pp 2 --engine llama.cpp --context 128k"
+    (record,) = kvcalc(f"{line} --format json").records
     assert record["startup_bytes"] == CONTEXT_BYTES
     rest = record["memory_bytes"] - CONTEXT_BYTES - record["weight_bytes"] - record["activation_bytes"] - record["overhead_bytes"]
     assert record["kv_budget_bytes"] == rest
@@ -130,11 +120,8 @@ def test_more_gpus_are_advised_without_experts_apart_where_none_are_asked_for(kv
     """With --ep 32 as well, 32 T4 fit 16 sequences. With only --tp 32 they fit 6, and with --tp 64 no more."""
     line = "fit mimo-v2.6-flash --gpu t4 --engine vllm --max-model-len 32k --max-num-seqs 16 --format json"
     assert not any(option.startswith("--tp") for option in named(kvcalc(line).records[0]["advice"]))
-    assert [kvcalc(f"{line} {more}").records[0]["fits"] for more in ("--tp 32 --ep 32", "--tp 32", "--tp 64")] == [
-        True,
-        False,
-        False,
-    ]
+    for more, fits in {"--tp 32 --ep 32": True, "--tp 32": False, "--tp 64": False}.items():
+        assert kvcalc(f"{line} {more}").records[0]["fits"] is fits
 
 
 def test_the_largest_free_share_is_advised(kvcalc: Run) -> None:

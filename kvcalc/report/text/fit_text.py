@@ -257,6 +257,11 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
     others = [other for other in others if placement_words(other) != place]
+    if len({placement_words(r) for r in records}) == 1:
+        if best.length < maximum and has_longest_length(best):
+            clauses.append(f", less than the model's maximum of {maximum:,}")
+    elif not others:
+        clauses.append(", the smallest for this length")
     setting, options = UTILIZATION_NAMES.get(record["engine"]), best.options
     wanted = options.requested_num_seqs
     is_stated = wanted > 1 or (options.max_num_seqs or options.users or options.require) == 1
@@ -266,10 +271,6 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
     if others:
         largest = max(others, key=_size)
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
-    elif len({placement_words(r) for r in records}) > 1:
-        clauses.append(", the smallest for this length")
-    elif best.length < maximum and has_longest_length(best):
-        clauses.append(f", less than the model's maximum of {maximum:,}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
     tokens, dp = record["kv_tokens"], best.ranks.dp
