@@ -83,10 +83,8 @@ LINES = [
 def test_a_command_line_is_mended_by_its_engine_s_own_flags(kvcalc: Run, gpu: str, line: str) -> None:
     shown = kvcalc(f"fit --gpu {gpu} -- {line}")
     assert shown.code == 1
-    options = named(shown.joined)
-    assert options
-    for option in options:
-        assert kvcalc(f"fit --gpu {gpu} -- {line} {option}").code == 0, option
+    assert (options := named(shown.joined))
+    assert [kvcalc(f"fit --gpu {gpu} -- {line} {option}").code for option in options] == [0] * len(options)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp", "none"])
@@ -172,10 +170,7 @@ def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
     assert record["fits"] == (record["max_num_seqs"] >= record["requested_num_seqs"]) == (found.code == 0)
     assert record["fits"] == (longest is None or longest >= length)
     assert own is not None
-    if length <= own:
-        assert longest == min(own, record["max_model_len"] or own)
-    else:
-        assert longest == record["max_model_len"]
+    assert longest == (min(own, record["max_model_len"] or own) if length <= own else record["max_model_len"])
     shown = kvcalc(f"fit {line}")
     assert f" {'no limit' if longest is None else f'{longest:,}'} " in shown.joined
     told = re.search(r"longest context of .*: ([\d,]+) tokens", kvcalc(f"fit {line} --explain").out)

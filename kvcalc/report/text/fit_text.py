@@ -267,7 +267,7 @@ def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]
     is_stated = wanted > 1 or (options.max_num_seqs or options.users or options.require) == 1
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
         need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
-        clauses.append(f", {'and ' * (not others)}{wanted:,} {need}")
+        clauses.append(f", and {wanted:,} {need}")
     if others:
         largest = max(others, key=_size)
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
