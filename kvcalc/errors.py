@@ -112,4 +112,4 @@ def nearest(
     if result:
         printed = dict.fromkeys((printed_names or {}).get(n, n) for n in result)
         return f"Did you mean {', '.join([*printed][:max_names])}?"
-    return "Known: " + ", ".join(names) if len(names) <= 24 else ""
+    return "Known: " + ", ".join(names) if 0 < len(names) <= 24 else ""

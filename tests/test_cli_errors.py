@@ -7,7 +7,8 @@ from kvcalc.errors import list_few
 
 ERRORS = [
     ("size llama-3.1-8x", "unknown model 'llama-3.1-8x'. Did you mean llama-3.1-8b, "),
-    ("size zzz", "`kvcalc models` lists them"),
+    ("size qwen2.5:9b", "unknown model 'qwen2.5:9b'. Did you mean qwen3.5-9b?"),  # same family and size
+    ("size qwen3-14b-awq", "unknown model 'qwen3-14b-awq'. It is the preset qwen3-14b with --quantization awq"),
     ("plan gpt2 --users 1 --context 9 --gpu h100 --tp 1,0", "tp '0' is not a number of GPUs. Give a whole number from 1 up"),
     ("size ''", "the model's name is empty"),
     ("size", "no model is named. Name one (`kvcalc models` lists them), or give --layers,"),
@@ -18,7 +19,7 @@ ERRORS = [
     ("fit llama-3.1-8b --gpu h100x8", "unknown gpu 'h100x8'. Give the count with --tp: --gpu h100-sxm --tp 8"),
     ("fit gpt2 --gpu-memory-utilization 90", "is not above 0 and at most 1. Write 0.9 for 90%"),
     ("compare gpt2 --variants gqa", "variant 'gqa' needs a number. Write gqa:8"),
-    ("size gpt2 zzz", "unknown model 'zzz'. `kvcalc models` lists them"),
+    ("size gpt2 zzz-7b", "unknown model 'zzz-7b'. Use its Hugging Face name, such as owner/zzz-7b, or a config.json;"),
     ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. Name its folder or Hub name, as in --draft "),
     ("fit llama-3.1-8b --draft layers=1", "unknown model 'layers=1'. `kvcalc latency` and `kvcalc serve` take --draft layers=N"),
     ("fit llama-3.1-8b --mtp 1", "unknown model '1'. A switch such as --mtp takes no number"),

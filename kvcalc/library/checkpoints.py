@@ -4,6 +4,7 @@ llama-3.1-8b in the format of that file type.
 """
 
 import re
+from contextlib import suppress
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -19,8 +20,9 @@ from kvcalc.storage.quantization import find_format
 def load_named(name: str, changes: list[str] | None = None) -> Model:
     """Return the model that a name means: a preset, a file, or a model on the Hugging Face Hub.
 
-    It works as `load_model`, except for one error: if a file is missing or the Hub does not provide
-    the model, the message suggests the equivalent preset, else presets with similar names.
+    It works as `load_model`, except for two errors. If a file is missing or the Hub does not
+    provide the model, the message suggests the equivalent preset, else presets with similar names.
+    A name without a preset may have endings such as `-instruct` or `-q4_k_m`.
 
     Args:
         name: Name of a preset, path of a file or folder, or a name such as `org/name`.
@@ -33,17 +35,24 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
     try:
         return load_model(name, changes)
     except UserError as error:
-        source = "network" if " Hub" in error.what else "file"
-        if source == "file" and "no such file" not in error.what:
+        if not re.search(" Hub|no such file|unknown model", error.what):
             raise
         stem = re.sub(r"\.(json|ya?ml)$", "", hub_name(name))
         same = known_checkpoint(stem)
         if same and "/" not in same.name:
-            options = f" with --quantization {same.quantization}" if same.quantization else ""
-            end = "" if error.hint[-1:] in "?" else "."
-            hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"
+            options = f" with --dtype {same.dtype}" * bool(same.dtype)
+            if same.quantization:
+                options = f" with --quantization {same.quantization}"
+            hint = f"It is the preset {same.name}{options}"
+            if "unknown" not in error.what:
+                source = "network" if " Hub" in error.what else "file"
+                end = "" if error.hint[-1:] in "?" else "."
+                hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"
+            elif not options:
+                return load_model(same.name, changes)
         else:
-            hint = error.hint or nearest(stem, presets.preset_files("models"))
+            similar_names = presets.similar_models(stem, presets.preset_files("models"))
+            hint = error.hint or nearest(stem, similar_names)
         raise UserError(error.what, hint.strip(), error.where) from None
 
 
@@ -73,25 +82,6 @@ _FP8_OF = first_words("""
     fp8_block128_scale16  qwen
     fp8_block128          deepseek-ai unsloth
     fp8_per_channel       meta-llama
-""")
-# A preset, and a prefix of checkpoint names with the same layers.
-_SAME_SHAPE = first_words("""
-    qwen2.5-1.5b          deepseek-r1-distill-qwen-1.5b
-    qwen2.5-7b            deepseek-r1-distill-qwen-7b
-    qwen2.5-14b           deepseek-r1-distill-qwen-14b
-    qwen2.5-32b           deepseek-r1-distill-qwen-32b
-    llama-3.1-8b          deepseek-r1-distill-llama-8b
-    llama-3.3-70b         deepseek-r1-distill-llama-70b
-    qwen2.5-0.5b          qwen2-0.5b
-    qwen2.5-1.5b          qwen2-1.5b
-    qwen2.5-7b            qwen2-7b
-    qwen2.5-7b-instruct   qwen2-7b-instruct
-    qwen2.5-72b           qwen2-72b
-    qwen2.5-72b-instruct  qwen2-72b-instruct
-    qwen2.5-14b-instruct  qwen2.5-coder-14b
-    qwen2.5-              qwen2.5-coder-
-    qwen2.5-              qwen2.5-math-
-    llama-                meta-llama-
 """)
 
 
@@ -174,8 +164,8 @@ def _derived(org: str, base: str) -> Checkpoint | None:
     stem = stem.replace(":", "-")
     dtype = format_ = ""
     for _ in range(8):
-        if preset := _preset_checkpoints(stem):
-            return Checkpoint(preset, dtype, format_)
+        with suppress(UserError):
+            return Checkpoint(presets.find(stem, "models").stem, dtype, format_)
         shorter, stated, stated_dtype = _shortened(stem)
         if shorter == stem:
             return None
@@ -202,18 +192,3 @@ def _shortened(name: str) -> tuple[str, str, str]:
         if head and (mix_of(tail) or find_format(dtype)):
             return name[: len(head)], tail, ""
     return name, "", ""
-
-
-def _preset_checkpoints(name: str) -> str:
-    """Return the preset with this name or with the same shape; '' if none exists."""
-    low = name.lower()
-    shapes = [low]
-    for begin, preset in _SAME_SHAPE.items():
-        if low == begin or (begin[-1] == "-" and low.startswith(begin)):
-            shapes.append(preset + low[len(begin) :])
-    for shape in shapes:
-        try:
-            return presets.find(shape, "models").stem
-        except UserError:
-            continue
-    return ""

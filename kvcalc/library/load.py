@@ -315,9 +315,10 @@ def locate(name: str, kind: str) -> Place:
         return Place(
             path, remark="read from the folder of that name, which comes before the preset"
         )
-    return Place(
-        preset, True, f"the preset; write ./{name} for the file here" if exists_here else ""
-    )
+    remark = f"the preset; write ./{name} for the file here" if exists_here else ""
+    if preset.stem[:3] != name[:3].lower():
+        remark = remark or f"the preset with the layers of {name}"
+    return Place(preset, True, remark)
 
 
 def read(path: Path, spec: type[Checked]) -> Checked:

@@ -6,6 +6,7 @@ The module works for presets of any type.
 import os
 import re
 import sys
+from collections.abc import Iterable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
@@ -39,15 +40,17 @@ _NO_PRESET_HINTS = {
     "secret": "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` "
     "takes your estimates",
 }
-_NO_SEPARATORS = str.maketrans("", "", " \t_-")
-_NO_DOTS = str.maketrans("", "", " \t_-.")
+_NO_SEPARATORS = str.maketrans("", "", " \t_-:")
+_NO_DOTS = str.maketrans("", "", " \t_-:.")
+_SIZE = re.compile(r"(?<![a-z\d.])\d+(?:\.\d+)?[bm](?![a-z\d])")  # 7b of qwen2.5-7b-instruct
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 def key(name: str, dots: bool = False) -> str:
     """Return a preset name in the form in which names are compared, so that spellings match.
 
-    The form is in lower case, without `_`, `-`, `.` and blanks: `Llama-3.1_8B` becomes `llama318b`.
+    The form is in lower case, without `_`, `-`, `:`, `.` and blanks: `Llama-3.1_8B` becomes
+    `llama318b`.
 
     Args:
         name: The name, such as the name of a preset or one that a user typed.
@@ -151,8 +154,6 @@ def find(name: str, kind: str) -> Path:
     aliases: dict[str, Path] = {}
     for path in files.values():
         for alias in _aliases(path):
-            if key(alias, dots=True) == key(name, dots=True):
-                return path
             aliases.setdefault(alias, path)
     result = _matching(name, aliases, kind)
     if result:
@@ -172,10 +173,39 @@ def _unknown(
     elif kind == "models" and (match := _NO_PRESET.match(name)):
         hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:
-        stems = {alias: path.stem for alias, path in aliases.items()}
-        near = nearest(name, [*files, *stems], printed_names=stems)
+        # an alias of another family is printed itself
+        stems = {n: p.stem for n, p in aliases.items() if n[:3] == p.stem[:3]}
+        names = [*files, *aliases]
+        if kind == "models":
+            names = similar_models(name, names)
+        near = nearest(name, names, printed_names=stems)
         hint = f"{near} {OWN_GPU_HINT * (kind == 'gpus')}".strip()
-    return UserError(f"unknown {kind[:-1]} {name!r}", hint or f"`kvcalc {kind}` lists them")
+    if not hint:
+        hint = f"Use its Hugging Face name, such as owner/{name}, or a config.json; "
+        hint += "`kvcalc models` lists the presets"
+    return UserError(f"unknown {kind[:-1]} {name!r}", hint)
+
+
+def similar_models(name: str, names: Iterable[str]) -> list[str]:
+    """Return the names of models that have the family and the size of an unknown model.
+
+    The family is the name up to the first character that is not a letter. `qwen2.5-9b` is similar
+    to `qwen3.5-9b`, but not to `qwen2.5-7b` and not to `yi-9b`. Names that begin with the unknown
+    name come alone: `phi3` is similar to `phi-3-mini`, and then not to `phi-4`.
+
+    Args:
+        name: The unknown name. Its family may have a typing error. Without a size, models of all
+            sizes are similar.
+        names: Names of all models.
+    """
+    from difflib import get_close_matches
+
+    low = name.lower().rpartition("/")[2]
+    families = {re.split("[^a-z]", other)[0] for other in names}
+    family = tuple(get_close_matches(re.split("[^a-z]", low)[0], families, 1, 0.8))
+    sizes = {*_SIZE.findall(low)}
+    similar = [n for n in names if n.startswith(family) and sizes <= {*_SIZE.findall(n)}]
+    return [n for n in similar if key(n).startswith(key(low))] or similar
 
 
 def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
@@ -190,6 +220,7 @@ def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
     return next((paths[other] for other in exact or close), None)
 
 
+@cache
 def _aliases(path: Path) -> list[str]:
     try:
         match = _ALIASES.search(read_text(path, MAX_YAML_BYTES))
