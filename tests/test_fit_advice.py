@@ -169,7 +169,6 @@ def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
     longest, length, own = record["longest_context"], record["requested_model_len"], load_model(record["model"]).max_context
     assert record["fits"] == (record["max_num_seqs"] >= record["requested_num_seqs"]) == (found.code == 0)
     assert record["fits"] == (longest is None or longest >= length)
-    assert own is not None
     assert longest == (min(own, record["max_model_len"] or own) if length <= own else record["max_model_len"])
     shown = kvcalc(f"fit {line}")
     assert f" {'no limit' if longest is None else f'{longest:,}'} " in shown.joined
