@@ -55,16 +55,12 @@ def test_caches_of_sequences(sizes: dict[str, int], tokens: int, sequences: int,
     assert fit_record(fitted(hybrid(**sizes), "llama.cpp", **options))["kv_cache_allocated_bytes"] == allocated
 
 
-def test_windows_at_full_size() -> None:
-    """With --swa-full, 34 layers of 4 · 256 · 2 · 2 B have 8192 cells each."""
-    record = fit_record(fitted(hybrid(**GEMMA_3_4B), "llama.cpp", max_model_len=8192, swa_full=True))
-    assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (34 * 4096 * 8192, 0)
-
-
-def test_windows_in_every_layer_are_not_read() -> None:
-    """mistral-7b-v0.1 is a llama for llama.cpp, without a window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
-    record = fit_record(fitted(load_model("mistral-7b-v0.1"), "llama.cpp", max_model_len=32_768))
-    assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (32_768 * 32 * 4096, 0)
+def test_windows_that_are_not_read() -> None:
+    """With --swa-full, 34 layers of 4 · 256 · 2 · 2 B have 8192 cells each. mistral-7b-v0.1 is a llama for llama.cpp, without
+    a window: 32 layers of 8 · 128 · 2 · 2 B, 32,768 cells."""
+    for model, length, layers in ((hybrid(**GEMMA_3_4B), 8192, 34), (load_model("mistral-7b-v0.1"), 32_768, 32)):
+        record = fit_record(fitted(model, "llama.cpp", max_model_len=length, swa_full=layers == 34))
+        assert (record["kv_cache_allocated_bytes"], record["window_cache_bytes"]) == (layers * 4096 * length, 0)
 
 
 def test_hybrid_states_are_a_buffer_of_their_own() -> None:

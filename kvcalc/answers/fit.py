@@ -161,6 +161,7 @@ def fit_points(
     """
     from kvcalc.capacity.fit_options import read_fit_options
     from kvcalc.library.load import AUTO, with_memory
+    from kvcalc.storage.ggml import mix_of
     from kvcalc.timing.deployment import TimedDeployment
 
     typed_models, loaded, stated, notes, flags = _read_models(models, placing.get("set_", ()))
@@ -180,6 +181,12 @@ def fit_points(
         notes += machine_notes
     else:
         gpus = gpus_of(first, is_timed=False)
+    formats = [placement.quantization for placement in placements]
+    formats += [stored.label for model in loaded for stored in model.quantization]
+    if "engine" not in asked and any(name == "gguf" or mix_of(name) for name in formats):
+        notes.append(
+            "GGUF formats are llama.cpp's, these figures are vLLM's: --engine llama.cpp"
+        )
     options = read_fit_options(asked)
     stages = range(sum(placement.pp for placement in placements))
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)

@@ -35,6 +35,7 @@ from kvcalc.model.precision import Precision
 from kvcalc.question.options import spelled
 from kvcalc.records import Settings
 from kvcalc.storage.formats import canonical
+from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import load_weight_format
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -541,6 +542,6 @@ def _write_weights(
     elif format_:
         endings.append(format_)
     name = "-".join([preset.name, *endings])
-    if is_llama_cpp:
+    if is_llama_cpp or mix_of(format_):
         return f"./{name}.gguf"
     return f"./{name}" if endings else hub_name(model)

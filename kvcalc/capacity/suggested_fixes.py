@@ -289,7 +289,14 @@ def advice(result: Fit, all_experts: bool = False, model_name: str = "") -> Advi
             fixes[words] = change
     if model_name and not fixes:
         return advice(result, all_experts)
-    return Advice(_missing(result), result.sequences, fixes, result.ranks.gpus)
+    missing = _missing(result)
+    for change in fixes.values():
+        changed, layers = change.options, result.model.layers
+        if changed.n_gpu_layers > result.options.n_gpu_layers:
+            missing = f"only {changed.n_gpu_layers} of {layers + 1} layers fit"
+        elif changed.n_cpu_moe > result.options.n_cpu_moe:
+            missing = f"the experts of {changed.n_cpu_moe} of {layers} layers need CPU memory"
+    return Advice(missing, result.sequences, fixes, result.ranks.gpus)
 
 
 def _missing(result: Fit) -> str:
@@ -299,16 +306,19 @@ def _missing(result: Fit) -> str:
             f"{result.engine.title} needs {format_bytes(missing)} more free memory next to "
             "other processes"
         )
+    per_gpu = " per GPU" * (result.ranks.gpus > 1)
     if result.shortage_bytes and not result.has_given_cache:
         budget = result.estimate_budget
         if budget.weights_fit:
             return (
                 "weights, activations and overhead are "
-                f"{format_bytes(result.shortage_bytes)} over"
+                f"{format_bytes(result.shortage_bytes)} over{per_gpu}"
             )
-        return f"weights alone are {format_bytes(budget.weights - budget.share)} over"
-    pool = result.plan.pool(result.kv_budget)
-    return f"needs {format_bytes(result.needed.cache)} of KV cache, has {format_bytes(pool)}"
+        excess = format_bytes(budget.weights - budget.share)
+        return f"weights alone are {excess} over{per_gpu}"
+    sizes = result.needed.cache, result.plan.pool(result.kv_budget)
+    needed, available = map(format_bytes, sizes)
+    return f"needs {needed} of KV cache{per_gpu}, has {available}"
 
 
 def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
@@ -323,8 +333,6 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
         if free_share > 0:
             yield request.changed(gpu_memory_utilization=free_share)
         return
-    if result.options.flash_attn == "off":
-        yield request.changed(flash_attn="on")
     if result.options.flash_attn == "off":
         yield request.changed(flash_attn="on")
     is_larger = share and result.utilization < share <= MAX_SHARE

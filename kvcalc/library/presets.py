@@ -23,13 +23,14 @@ _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
-    r"(?P<mtp>mtp$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|(?P<ollama>ollama)|"
+    r"(?P<mtp>mtp$)|(?P<all>all$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|(?P<ollama>ollama)|"
     r"(?P<speech>whisper|wav2vec|seamless|parakeet)|(?P<secret>gpt-?(?:[45]|3\.5))|"
     r"(?P<file>.*\.gguf$)",
     re.IGNORECASE,
 )
 OWN_GPU_HINT = "A GPU without a preset is a file like `kvcalc gpus rtx-3060`: --gpu my-gpu.yaml"
 _NO_PRESET_HINTS = {
+    "all": "Name several models as a,b; `kvcalc models` lists them",
     "mtp": "Write --mtp instead of --draft mtp",
     "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "layers": "`kvcalc latency` and `kvcalc serve` take --draft layers=N",

@@ -90,7 +90,11 @@ PHRASES = [
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
     ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "in 90% of published"),
     ("fit bge-m3 --gpu l4", "Free memory/GPU is 16.97 to 18.18 GiB in 90% of published"),
-    ("fit dbrx --gpu h200 --tp 2", "1 user of 32,768 tokens, at least 0, fits"),  # no token fits at the low end
+    ("fit dbrx --gpu h200 --tp 2", "1 user of 32,768 tokens may fit on 2× h200"),  # no token fits at the low end
+    ("fit gpt2,qwen3-32b --gpu l4 --context 1k", "1 of 2 models fit on 1× l4, all but qwen3-32b."),
+    ("fit qwen2.5-14b -q q5_k_m --gpu rtx-3080 --engine llama.cpp --context 32k", "on 1× rtx-3080: only 27 of 49 layers fit."),
+    ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory."),
+    ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone are 11.25 GiB over per GPU."),
     ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "in 8 caches of 376,512 tokens."),
     ("fit qwen3-1.7b --gpu rtx-4090 --max-num-seqs 1 --max-model-len 1k", ", and 1 needs gpu_memory_utilization 0.1878."),
     ("fit --gpu h100 -- vllm serve qwen3-32b --max-num-seqs 1 --max-model-len 8192", ", with memory for 4, at least 3."),

@@ -190,7 +190,8 @@ def _comparable_records(records: Records, fits: Sequence[Fit]) -> Records:
 
 
 def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: bool) -> str:
-    """Return the users that fit on the best configuration, and at the longest length.
+    """Return the users that fit on the best configuration, and at the longest length. If some
+    models do not fit, return their names instead.
 
     Args:
         is_server: Whether the request is an engine's command line. If it limits the users, the
@@ -203,6 +204,14 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: 
         return answer_sentence(
             f"{record['model']} fits on {place}, stores no KV cache and leaves "
             f"{format_bytes(best.kv_budget)} free"
+        )
+    models = dict.fromkeys(r["model"] for r in records)
+    fitting = {r["model"] for r in records if r["fits"]}
+    if others := [name for name in models if name not in fitting]:
+        is_one_place = len({placement_words(r) for r in records}) == 1
+        return answer_sentence(
+            f"{len(fitting)} of {len(models)} models fit{f' on {place}' * is_one_place}",
+            f", all but {', '.join(others)}",
         )
     counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
     clauses: list[str] = []
@@ -217,18 +226,20 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: 
             f"{last.options.requested_num_seqs:,} of {lengths[1]}"
         )
     else:
-        low = record["low_num_seqs"]
-        minimum = f", at least {low:,}" if low is not None and low < best.sequences else ""
+        low = record["low_num_seqs"] or best.sequences
+        minimum = f", at least {low:,}" if low < best.sequences else ""
         if is_server and limit and best.options.requested_num_seqs <= limit < best.sequences:
             counts = f"{plural(limit, 'user')} of {best.length:,} tokens, the server's maximum,"
             clauses = [f", with memory for {best.sequences:,}{minimum}"]
         else:
             counts += minimum and f"{minimum},"
             clauses = _fit_clauses(records, fits, index)
-    if not clauses and has_different_values(records, "model"):
+    is_named = any(record["model"] in clause for clause in clauses)
+    if has_different_values(records, "model") and not is_named:
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
     is_single = counts.startswith("1 user ") and " or " not in counts
-    return answer_sentence(f"{counts} fit{'s' * is_single} on {place}", *clauses)
+    verb = "may fit" if record["low_num_seqs"] == 0 else f"fit{'s' * is_single}"
+    return answer_sentence(f"{counts} {verb} on {place}", *clauses)
 
 
 def _is_same_start(fit: Fit, other: Fit) -> bool:
@@ -453,7 +464,7 @@ def cost_lines(record: Record) -> list[str]:
         sizes = [f"{fixed:,} bytes"] if fixed or not slope else []
         if slope:
             per_token = f"{slope:,}" if isinstance(slope, int) else f"{slope:,.1f}"
-            sizes.append(f"{per_token} bytes per token")
+            sizes.append(f"{per_token} bytes per token{' and GPU' * (record['gpus'] > 1)}")
         begin = f"From {start:,} tokens, a request" if start else "A request"
         rounded = f", in blocks of {blocks:,} tokens" if blocks > 1 and slope else ""
         cause = f" ({piece['cause']} full)" if piece["cause"] else ""
@@ -469,7 +480,7 @@ them|, {cpu_offload_basis} {cpu_offload_s}
 CPU memory stores the KV cache of {offload_num_seqs} more users, {offload_tokens} tokens
 A decode step over them moves {offload_step_bytes}|, at least {offload_step_s}
 Returning one of them takes at least {offload_return_s}|, computing it again at least {recompute_s}
-Disaggregated serving transfers {transfer_bytes} per request|, at least {transfer_s}
+Disaggregated serving transfers {transfer_bytes} per GPU and request|, at least {transfer_s}
 Every GPU stores {replicated_weight_bytes} of replicated weights
 Loading {checkpoint_bytes} of weights takes at least {load_s}|; from disk to host \
 at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least {load_link_s}
