@@ -32,8 +32,7 @@ def test_more_users_have_shorter_contexts(kvcalc: Run) -> None:
 def test_both_lists_are_every_combination_and_the_picture_names_them(kvcalc: Run) -> None:
     records = kvcalc(f"{LINE} --max-num-seqs 1,2 --max-model-len 1k,2k --format json").records
     assert [(r["requested_num_seqs"], r["requested_model_len"]) for r in records] == [(1, 1024), (1, 2048), (2, 1024), (2, 2048)]
-    drawn = kvcalc(f"{LINE} --max-num-seqs 1,2 --max-model-len 1k,2k --plot -").out
-    assert "2,048 tokens, required users: 2" in " ".join(drawn.split())
+    assert "2,048 tokens, required users: 2" in kvcalc(f"{LINE} --max-num-seqs 1,2 --max-model-len 1k,2k --plot -").joined
 
 
 @pytest.mark.parametrize("given", ["--max-model-len 8k,", "--max-num-seqs ,8"])
