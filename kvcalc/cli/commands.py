@@ -23,11 +23,12 @@ from kvcalc.units import bytes_shown_in
 if TYPE_CHECKING:
     import typer
 
-COMMANDS_FILE = Path(__file__).with_name("commands.json")
-ENTRIES: dict[str, dict[str, Any]] = msgspec.json.decode(COMMANDS_FILE.read_bytes())
-COMMANDS: dict[str, str] = {name: entry["help"] for name, entry in ENTRIES.items()}
+ENTRIES: dict[str, dict[str, Any]] = msgspec.json.decode(
+    Path(__file__).with_name("commands.json").read_bytes()
+)
+COMMANDS = {name: entry["help"] for name, entry in ENTRIES.items()}
 # Options about printing, if they are not `Output`. The last four print no records.
-_PRINTING: dict[str, type[Question]] = {
+_PRINTING = {
     **dict.fromkeys(("diagnose", "validate", "models"), Printing),
     **dict.fromkeys(("plot", "report", "schema", "mcp"), Question),
 }
@@ -147,7 +148,7 @@ def _parsed(command: str, words: Sequence[str]) -> Any:
 
 def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> None:
     """Raise UserError if the command would overwrite a file that it reads."""
-    words: set[str] = set()  # that may name a file, whole and as items of a list
+    words = set()  # that may name a file, whole and as items of a list
     for parameter in parameters:
         if not parameter.option.is_output and parameter.option.takes not in ("NAME", "TEXT"):
             value = typed.get(parameter.name, [])

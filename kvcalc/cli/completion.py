@@ -120,7 +120,7 @@ def _listed(name: str) -> Iterable[str]:
         return [n for n in dict.fromkeys([*names, DATASHEET]) if n != "nccl"]
     if name in ("models", "gpus"):
         return preset_files(name)
-    lists: dict[str, Iterable[str]] = {
+    lists = {
         "all gpus": ["all", "auto", *preset_files("gpus")],
         "dtypes": ["auto", *COMPUTE],
         "cache dtypes": ["auto", *cache_dtypes()],

@@ -12,6 +12,7 @@ from typing import Any
 from kvcalc.cli.commands import COMMANDS, ENTRIES, FLAGS, parameters_of
 from kvcalc.errors import printable
 from kvcalc.question.options import PANELS, Parameter
+from kvcalc.report.row_names import texts_by_name
 from kvcalc.report.text.table_layout import wrapped
 
 ABOUT = "Memory and time of LLM inference: KV cache size, users per GPU, latency, servers."
@@ -19,14 +20,14 @@ EXIT_STATUS = (
     "Exit status: 0 done; 1 nothing fits, no plan meets the targets, or a check failed; "
     "2 the request is wrong."
 )
-FIRST_STEPS = {
-    "kvcalc size llama-3.1-8b --context 128k": "KV cache size",
-    "kvcalc fit llama-3.1-70b --gpu h100 --tp 4": "how many users fit",
-    "kvcalc compare llama-7b --variants mha,gqa:8": "savings of other attention",
-    "kvcalc latency llama-3.1-8b --gpu h100": "how long one request takes",
-    "kvcalc models llama": "model presets",
-}
-EXAMPLES: dict[str, list[str]] = {name: entry["examples"] for name, entry in ENTRIES.items()}
+FIRST_STEPS = texts_by_name("""
+    kvcalc size llama-3.1-8b --context 128k: KV cache size
+    kvcalc fit llama-3.1-70b --gpu h100 --tp 4: how many users fit
+    kvcalc compare llama-7b --variants mha,gqa:8: savings of other attention
+    kvcalc latency llama-3.1-8b --gpu h100: how long one request takes
+    kvcalc models llama: model presets
+""")
+EXAMPLES = {name: entry["examples"] for name, entry in ENTRIES.items()}
 MAX_COMMON = 12  # options that `--help` shows
 INDENT = 27  # columns before the description of an option
 SIMILARITY = 0.7  # a name that shares fewer letters is another word

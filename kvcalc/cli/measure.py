@@ -154,7 +154,7 @@ def _results(
 
     path = preset_path(save_gpu) if save_gpu else None
     dtypes = dict.fromkeys([settings.dtype, "bf16", "fp32", *(DTYPES if path else ())])
-    results: list[Any] = []
+    results = []
     try:
         with progress_bar("steps", steps) as move:
 

@@ -19,9 +19,15 @@ def print_answer(answer: Answer, output: Printing) -> int:
     """
     for text in dict.fromkeys(answer._notes):
         note(text)
-    picture = output.plot if isinstance(output, Output) else ""
-    if picture and isinstance(output, Output):
-        _draw(answer, output)
+    picture = ""
+    if isinstance(output, Output) and output.plot:
+        from kvcalc.report.charts.drawing import save
+
+        picture = output.plot
+        if answer._charts is list:
+            raise UserError("there is no picture of this answer", "Leave out --plot")
+        if charts := answer._charts():
+            save(charts, picture, output.style)
     if answer._is_silent:
         return answer._status
     if output.explain:
@@ -44,12 +50,3 @@ def print_answer(answer: Answer, output: Printing) -> int:
             as_markdown=output.format == "markdown",
         )
     return answer._status
-
-
-def _draw(answer: Answer, output: Output) -> None:
-    from kvcalc.report.charts.drawing import save
-
-    if answer._charts is list:
-        raise UserError("there is no picture of this answer", "Leave out --plot")
-    if charts := answer._charts():
-        save(charts, output.plot, output.style)

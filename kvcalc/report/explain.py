@@ -19,7 +19,8 @@ from kvcalc.planning.search_space import SearchSpace
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import figures_of, unit_of_key
 from kvcalc.records.size import SizeRecord
-from kvcalc.report.charts.chart import Chart
+from kvcalc.report.charts.chart import Chart, Charts
+from kvcalc.report.row_names import texts_by_name
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
 from kvcalc.report.text.plan_text import deployment_words, sentence
 from kvcalc.report.text.table_layout import Column, Table, cell_text, filled_columns
@@ -99,7 +100,7 @@ def operand(key: str, value: object) -> str:
     return texts.get(unit_of_key(key)) or whole(value)
 
 
-def explain_chart(charts: Sequence[Chart]) -> str:
+def explain_chart(charts: Charts) -> str:
     """Return a picture as text for `--explain`: the values of its points, formatted as on the axes.
 
     The text has the first and the last point of each curve, and every point with a name.
@@ -200,13 +201,13 @@ def explain_size(
 
 
 # Elements that a layer stores per row, in the keys of config.json.
-ELEMENTS_OF_ROLES = {
-    "k": "2 · layers · kv_heads · head_dim",
-    "v": "2 · layers · kv_heads · head_dim",
-    "latent": "layers · (kv_lora_rank + qk_rope_head_dim)",
-    "rope_key": "layers · (kv_lora_rank + qk_rope_head_dim)",
-    "index_key": "layers · index_head_dim",
-}
+ELEMENTS_OF_ROLES = texts_by_name("""
+    k: 2 · layers · kv_heads · head_dim
+    v: 2 · layers · kv_heads · head_dim
+    latent: layers · (kv_lora_rank + qk_rope_head_dim)
+    rope_key: layers · (kv_lora_rank + qk_rope_head_dim)
+    index_key: layers · index_head_dim
+""")
 
 
 def size_formula(rows: Sequence[LayerRows]) -> str:
@@ -363,9 +364,8 @@ def _fit_lines(fitted: Fit) -> list[str]:
     lines = []
     for count, word in ((max_count, "within"), (max_count + 1, "over")):
         size = plan.needed(count, length, fitted.options.shared_prefix)
-        sequences = plural(count, "sequence")
-        need = "needs" if count == 1 else "need"
-        lines.append(f"{sequences} of {length:,} tokens {need} {size:,} B, {word} {pool:,} B")
+        need = f"{plural(count, 'sequence')} of {length:,} tokens need{'s' * (count == 1)}"
+        lines.append(f"{need} {size:,} B, {word} {pool:,} B")
     if fitted.sequences < fitted.capacity:
         lines.append(
             f"{fitted.sequences:,} of {fitted.capacity:,} fit with this --max-num-seqs, which "
@@ -452,13 +452,13 @@ def explain_roofline(
 
 # Intensity of an operation that runs as a separate kernel; e is the bytes of an activation, w of a
 # weight.
-INTENSITIES = {
-    "qk": "2·H·dk·pairs / (K + e·H·(dk·T + pairs))",
-    "softmax": "5·H·pairs / (2·e·H·pairs)",
-    "av": "2·H·dv·pairs / (V + e·H·(pairs + dv·T))",
-    "gate": "2·T·D·F / (w·D·F + e·T·(D + F))",
-    "up": "2·T·D·F / (w·D·F + e·T·(D + F))",
-}
+INTENSITIES = texts_by_name("""
+    qk: 2·H·dk·pairs / (K + e·H·(dk·T + pairs))
+    softmax: 5·H·pairs / (2·e·H·pairs)
+    av: 2·H·dv·pairs / (V + e·H·(pairs + dv·T))
+    gate: 2·T·D·F / (w·D·F + e·T·(D + F))
+    up: 2·T·D·F / (w·D·F + e·T·(D + F))
+""")
 
 
 def _separate_kernels(records: Records) -> list[str]:
@@ -467,10 +467,10 @@ def _separate_kernels(records: Records) -> list[str]:
     for record in records:
         if formula := INTENSITIES.get(record["operator"]):
             bound = f"{record['bound']} bound {kernel_seconds(record['roofline_s'])}"
-            unit = "FLOP/B" if record["flops"] else "vector FLOP/B"
+            vector = "vector " * (not record["flops"])
             lines.append(
                 f"    {record['operator']} as a kernel of its own: {record['bytes']:,} bytes, "
-                f"{unit} = {formula} = {digits(record['intensity'])}, {bound}"
+                f"{vector}FLOP/B = {formula} = {digits(record['intensity'])}, {bound}"
             )
     return lines
 
@@ -560,14 +560,14 @@ def _letters(
 
 
 # Formulas of a deployment. Keys that a record lacks leave out their formula.
-PLAN_FORMULAS = {
-    "total_gpus": "{gpus} · ({replicas} + {prefill_replicas} for prefill)",
-    "max_num_seqs": "⌈{users} users / {replicas}⌉",
-    "tokens_per_s": "{max_num_seqs} · {output_len} tokens / {e2e_s}",
-    "tokens_per_s_per_gpu": "{tokens_per_s} · {replicas} / {total_gpus} GPUs",
-    "cost_per_million_tokens": "{cost_per_hour} / 3600 s / {total_tokens_per_s} · 10^6",
-    "energy_per_token_j": "{power_w} W · {total_gpus} GPUs / {total_tokens_per_s}",
-}
+PLAN_FORMULAS = texts_by_name("""
+    total_gpus: {gpus} · ({replicas} + {prefill_replicas} for prefill)
+    max_num_seqs: ⌈{users} users / {replicas}⌉
+    tokens_per_s: {max_num_seqs} · {output_len} tokens / {e2e_s}
+    tokens_per_s_per_gpu: {tokens_per_s} · {replicas} / {total_gpus} GPUs
+    cost_per_million_tokens: {cost_per_hour} / 3600 s / {total_tokens_per_s} · 10^6
+    energy_per_token_j: {power_w} W · {total_gpus} GPUs / {total_tokens_per_s}
+""")
 PLAN_KEYS = (
     "total_gpus max_num_seqs capacity_sequences ttft_s tpot_s e2e_s tokens_per_s "
     "tokens_per_s_per_gpu total_tokens_per_s cost_per_hour cost_per_million_tokens "

@@ -15,33 +15,34 @@ from typing import Any
 from kvcalc.errors import UserError, nearest
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import Figure, figures_of, record_schema
+from kvcalc.report.row_names import texts_by_name
 
 # Module in `kvcalc.records`, and class, of each kind of records.
-RECORD_CLASSES = {
-    "size": "size.SizeRecord",
-    "compare": "compare.CompareRecord",
-    "roofline": "roofline.RooflineRecord",
-    "roofline (an operator)": "roofline.OperatorRecord",
-    "roofline (without a model)": "roofline.AttentionRecord",
-    "latency": "serving.LatencyRecord",
-    "latency --no-cache": "serving.NoCacheRecord",
-    "latency --draft": "serving.SpeculationRecord",
-    "serve": "serving.ServeRecord",
-    "serve --timeline (a file)": "serving.PassRecord",
-    "plan": "plan.PlanRecord",
-    "fit": "fit.FitRecord",
-    "fit --lengths": "fit.WasteRecord",
-    "fit --matrix": "fit.MatrixCellRecord",
-    "fit --allocations": "fit.AllocationRecord",
-    "diagnose": "plan.DiagnoseRecord",
-    "measure": "measure.MeasuredLayerRecord",
-    "measure --generate": "measure.GenerationRecord",
-    "measure --calibration": "measure.KernelModelRecord",
-    "calibrate": "measure.KernelModelRecord",
-    "validate": "measure.ErrorRecord",
-    "models": "presets.ModelPresetRecord",
-    "gpus": "presets.GpuPresetRecord",
-}
+RECORD_CLASSES = texts_by_name("""
+    size: size.SizeRecord
+    compare: compare.CompareRecord
+    roofline: roofline.RooflineRecord
+    roofline (an operator): roofline.OperatorRecord
+    roofline (without a model): roofline.AttentionRecord
+    latency: serving.LatencyRecord
+    latency --no-cache: serving.NoCacheRecord
+    latency --draft: serving.SpeculationRecord
+    serve: serving.ServeRecord
+    serve --timeline (a file): serving.PassRecord
+    plan: plan.PlanRecord
+    fit: fit.FitRecord
+    fit --lengths: fit.WasteRecord
+    fit --matrix: fit.MatrixCellRecord
+    fit --allocations: fit.AllocationRecord
+    diagnose: plan.DiagnoseRecord
+    measure: measure.MeasuredLayerRecord
+    measure --generate: measure.GenerationRecord
+    measure --calibration: measure.KernelModelRecord
+    calibrate: measure.KernelModelRecord
+    validate: measure.ErrorRecord
+    models: presets.ModelPresetRecord
+    gpus: presets.GpuPresetRecord
+""")
 
 
 def record_class(kind: str) -> type:

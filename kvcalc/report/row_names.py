@@ -7,23 +7,33 @@ from kvcalc.records import Record, Records
 
 AnyRecord = TypeVar("AnyRecord", bound=Record)
 
+
+def texts_by_name(table: str) -> dict[str, str]:
+    """Return the texts of a table by name: the line `rate: {:.4g} requests/s` has the name `rate`.
+
+    Args:
+        table: Lines with a name, a colon and a text.
+    """
+    return dict(line.strip().split(": ", 1) for line in table.strip().splitlines())
+
+
 # How a value that distinguishes rows is written, in the order of weight.
-WORDING = {
-    "model": "{}",
-    "gpu": "{}",
-    "tensor_parallel_size": "tp {}",
-    "dtype": "{} weights",
-    "kv_cache_dtype": "{} cache",
-    "engine": "{}",
-    "basis": "{}",
-    "policy": "{} batching",
-    "cache": "{} cache",
-    "prefix_hit_rate": "{:.0%} prefix hits",
-    "rate": "{:.4g} requests/s",
-    "max_concurrency": "{:,} clients",
-    "batch_size": "batch {:,}",
-    "details": "{}",
-}
+WORDING = texts_by_name("""
+    model: {}
+    gpu: {}
+    tensor_parallel_size: tp {}
+    dtype: {} weights
+    kv_cache_dtype: {} cache
+    engine: {}
+    basis: {}
+    policy: {} batching
+    cache: {} cache
+    prefix_hit_rate: {:.0%} prefix hits
+    rate: {:.4g} requests/s
+    max_concurrency: {:,} clients
+    batch_size: batch {:,}
+    details: {}
+""")
 RANKS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
 DEPLOYMENT = tuple(WORDING)[:7]
 SERVER = tuple(WORDING)[:10]
@@ -67,7 +77,7 @@ def sides(
         wording: Key → format string for its value in a name, such as `tp {}`; needed for each of
             `keys`.
     """
-    distinct: list[str] = []
+    distinct = []
     rows: list[tuple[object, ...]] = [()] * len(records)
     for key in keys:
         longer = [(*row, record.get(key)) for row, record in zip(rows, records, strict=True)]

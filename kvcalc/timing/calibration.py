@@ -12,7 +12,7 @@ and apply to every GPU with kernel models.
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +33,11 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Us = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 
 
-class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CalibrationStruct(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Base class of the objects in files of calibrations and engines. Unknown keys are errors."""
+
+
+class HostOverheads(CalibrationStruct, frozen=True):
     """Time that an inference engine adds to the GPU kernels of a forward pass.
 
     Values are in microseconds, except the factor `prompts`. They were fitted to measured servers.
@@ -59,7 +63,7 @@ class HostOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     launch_us: Us = 0.0
 
 
-class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class FormerOverheads(CalibrationStruct, frozen=True):
     """Overheads of older releases of an engine, whose scheduling and launching took other times.
 
     Attributes:
@@ -73,7 +77,7 @@ class FormerOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     mixture: HostOverheads
 
 
-class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class EngineOverheads(CalibrationStruct, frozen=True):
     """Overheads and scheduling of one inference engine, read from its preset file.
 
     The file is `presets/engines/<stack>.yaml`.
@@ -107,14 +111,6 @@ class EngineOverheads(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     path_us: Us = 0.0
     path_token_us: Us = 0.0
     former: FormerOverheads | None = None
-
-    def host_overheads(self, mixture: bool) -> HostOverheads:
-        """Return the overheads per forward pass of this release, for dense models or mixtures.
-
-        Args:
-            mixture: Whether the model is a mixture of experts; otherwise it is dense.
-        """
-        return self.mixture if mixture else self.dense
 
     def for_version(self, version: str) -> "EngineOverheads":
         """Return this engine with the overheads per forward pass of a given release.
@@ -154,7 +150,7 @@ ServedFigure = Literal[
 ]
 
 
-class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class KernelModelEntry(CalibrationStruct, frozen=True):
     """A time model fitted to measured kernels, with its errors.
 
     A row is one measurement of a kernel. The error of a row is exp(|ln(predicted/measured)|) − 1,
@@ -180,7 +176,7 @@ class KernelModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     note: str = ""
 
 
-class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ErrorStatistics(CalibrationStruct, frozen=True):
     """Errors of predicted against measured values; 0.05 is 5%.
 
     In `Calibration.validation` the measurements are of whole servers. They were not used to fit the
@@ -197,7 +193,7 @@ class ErrorStatistics(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     p90_abs_error: Error
 
 
-class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class RefusedFit(ErrorStatistics, frozen=True):
     """Errors of a kernel's time model that was fitted but is not used, with the reason.
 
     It is not used if its held-out errors are too large or if the measured rows are not plausible.
@@ -214,7 +210,7 @@ class RefusedFit(ErrorStatistics, frozen=True, forbid_unknown_fields=True, kw_on
     why: str
 
 
-class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class Calibration(CalibrationStruct, frozen=True):
     """Time models fitted to measured kernels of one GPU model with one software stack.
 
     The fields are the keys of a YAML file. A stack is an engine or a kernel library, such as
@@ -266,7 +262,9 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
             mixture: Whether the model is a mixture of experts; otherwise it is dense.
         """
         engine = self.engine or find_engine_overheads(self.stack)
-        return engine.host_overheads(mixture) if engine else HostOverheads(glue_us=self.glue_us)
+        if not engine:
+            return HostOverheads(glue_us=self.glue_us)
+        return engine.mixture if mixture else engine.dense
 
     def kernel_model(self, family: str, kind: str) -> KernelModel | None:
         """Return the time model of a kernel family for a kind of data; None if there is none.
@@ -426,7 +424,7 @@ def to_yaml(calibration: Calibration) -> str:
     """Return a calibration as YAML text, in the format that `read_calibration` reads."""
     import yaml
 
-    data: dict[str, Any] = msgspec.to_builtins(calibration)
+    data = msgspec.to_builtins(calibration)
     laws, refused = data.pop("laws"), data.pop("refused")
     for kinds in laws.values():
         for entry in kinds.values():

@@ -33,6 +33,7 @@ from kvcalc.records import JsonObject, Record
 from kvcalc.records.size import HostWeightsRecord
 from kvcalc.timing.calibration import BOUND, CALIBRATED, Calibration, load_calibration
 from kvcalc.timing.steps import (
+    Operators,
     OperatorTime,
     operator_seconds,
     pass_time,
@@ -294,9 +295,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             return batch
         return batch.micro_batch(self.parallelism, self.is_server, rounds_up=is_predicted)
 
-    def host_transfer(
-        self, operators: Sequence[Operator], measured: bool | None = None
-    ) -> HostTransfer:
+    def host_transfer(self, operators: Operators, measured: bool | None = None) -> HostTransfer:
         """Return the weight bytes that a pass reads from CPU memory, and the seconds for them.
 
         Only weights of layers are in CPU memory, not those of embeddings or the LM head. A pass
@@ -366,10 +365,9 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         Args:
             batches: Forward passes whose matrix products are checked, each given by its sequences.
         """
-        first: dict[str, Operator] = {}
-        for operator in (operator for batch in batches for operator in self.operators(batch)):
-            first.setdefault(operator.dtype, operator)
-        return fallback_sentence(roofline([*first.values()], self.gpu, True), self.gpu) or None
+        by_dtype = {o.dtype: o for batch in batches for o in self.operators(batch)}
+        bounds = roofline([*by_dtype.values()], self.gpu, memory_only=True)
+        return fallback_sentence(bounds, self.gpu) or None
 
     def cache_size(self, context: int, batch_size: int = 1, block_size: int = 16) -> CacheSize:
         """Return the KV cache bytes of a batch on the GPU with the most: stored, read per step.
@@ -401,7 +399,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         return total(self.operators(batch, all_positions))
 
 
-def _layer_weights(operators: Sequence[Operator]) -> Any:
+def _layer_weights(operators: Operators) -> Any:
     """Return the bytes of weights that operators in layers read."""
     return sum(operator.total.weight_bytes for operator in operators if operator.layer)
 
@@ -595,7 +593,7 @@ def _total_record(bounds: list[BoundedOperator], gpu: Gpu) -> JsonObject:
 
 def _timed_records(
     records: Sequence[JsonObject],
-    operators: Sequence[Operator],
+    operators: Operators,
     gpu: Gpu,
     calibration: Calibration,
 ) -> tuple[list[JsonObject], Record]:
@@ -644,7 +642,7 @@ def _timed_records(
 def _operator_record(p: BoundedOperator, gpu: Gpu, element: int = 2) -> JsonObject:
     operator = p.operator
     parts = unfused(operator, element)
-    record: JsonObject = {
+    record = {
         "operator": operator.name,
         "layer": operator.layer,
         "role": str(operator.role),

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError
@@ -23,6 +24,7 @@ from kvcalc.timing.kernel_models.families import FAMILIES, kind_of
 from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
+    Arrays,
     GpuParameters,
     KernelModel,
     figures_of,
@@ -54,7 +56,7 @@ class ModelFit(NamedTuple):
 def fit(
     model_class: type[KernelModel],
     machine: GpuParameters,
-    shape: tuple[Array, ...],
+    shape: Arrays,
     measured: Array,
     weight: Array | None = None,
     starts: int = STARTS,
@@ -77,8 +79,6 @@ def fit(
             used, and the fit stays near its parameters.
         fixed: Fields that are not fitted, with their values, such as the bytes of an element.
     """
-    import numpy as np
-
     weights = np.ones_like(measured) if weight is None else weight
     target = np.log(measured)
     ranges = model_class.ranges()
@@ -159,8 +159,6 @@ class FitObjective(NamedTuple):
             point: Logarithms of all fitted parameters [parameters].
             residual: ln(predicted/measured) of each row at this point [rows].
         """
-        import numpy as np
-
         total = float((self.weight * (np.sqrt(1 + (residual / self.softness) ** 2) - 1)).sum())
         if self.prior_deviation:
             total += float((((point - self.typical) / self.prior_deviation) ** 2).sum()) / 2
@@ -195,8 +193,6 @@ def start_points(typical: Array, low: Array, high: Array, count: int) -> list[Ar
         high: Logarithms of the parameters' maximum values [parameters].
         count: Number of points.
     """
-    import numpy as np
-
     points = [typical]
     for index in range(1, count):
         step = np.array([_halton(index, prime) for prime in PRIMES[: len(typical)]]) - 0.5
@@ -218,8 +214,6 @@ def _descend(
     objective: FitObjective, start: Array, low: Array, high: Array
 ) -> tuple[Array, float]:
     """Return the nearest minimum to a starting point, and the loss there."""
-    import numpy as np
-
     point = start
     damping = 1e-2
     residual = objective.residual(point[None])[0]
@@ -257,8 +251,6 @@ def _descend(
 
 def _reset_unused(objective: FitObjective, point: Array, start: Array) -> Array:
     """Return the point with the typical value for each parameter that affects no row."""
-    import numpy as np
-
     residual = objective.residual(point[None])
     for index in np.flatnonzero(point == start):
         trial = point.copy()
@@ -351,8 +343,6 @@ def calibrate(
     Raises:
         UserError: The GPU preset lacks a rate or size that time models need.
     """
-    import numpy as np
-
     parameters = figures_of(gpu)
     cells = defaultdict(list)
     for row in rows:
@@ -403,8 +393,6 @@ def _fit(
         usual: The stack's kernel model for the same data with its usual kernel, if the rows are
             from another kernel.
     """
-    import numpy as np
-
     op, kind, rows, measured, *_ = result
     family = FAMILIES[op]
     candidates = family.candidates(kind, stack, gpu)
@@ -494,8 +482,6 @@ def row_errors(predicted: Array, measured: Array) -> Array:
         predicted: Predicted times [rows].
         measured: Measured times [rows], in the same unit.
     """
-    import numpy as np
-
     return np.exp(np.abs(np.log(predicted / measured))) - 1
 
 
@@ -508,8 +494,6 @@ def median_and_p90(predicted: Array, measured: Array) -> tuple[float, float]:
         predicted: Predicted times [rows].
         measured: Measured times [rows], in the same unit.
     """
-    import numpy as np
-
     error = row_errors(predicted, measured)
     return round(float(np.median(error)), 4), round(float(np.quantile(error, 0.9)), 4)
 
@@ -560,7 +544,7 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
     for fitted in fits:
         entry = fitted.entry
         form = None
-        parameters: Settings = {}
+        parameters = {}
         if entry:
             form = str(entry.law.__struct_config__.tag)
             parameters = {name: getattr(entry.law, name) for name in entry.law.ranges()}
@@ -637,7 +621,7 @@ def _rows_of_gpu(
 ) -> list[MeasuredRow]:
     """Return the rows of a GPU, and all-reduces of GPUs with the same links."""
     own_names = {""}
-    linked_names: set[str] = set()
+    linked_names = set()
     links = gpu.link_bytes_per_s, gpu.link_domain
     names = {row.gpu for row in rows}
     for name in names:

@@ -28,7 +28,7 @@ from kvcalc.layers.cost import (
     Operator,
     SparseShape,
 )
-from kvcalc.storage.formats import FORMATS
+from kvcalc.storage.formats import FORMATS, first_words
 from kvcalc.storage.quantization import family
 from kvcalc.timing.calibration import Calibration, KernelModelEntry
 from kvcalc.timing.kernel_models.families import MAX_DECODE_TOKENS
@@ -56,22 +56,17 @@ from kvcalc.timing.kernel_models.mla import (
 _BLOCKS = "fp8_block128"  # weights of fp8 GEMMs with block scales; all others are per tensor
 # Measured rows' name of a cache, by the format of its entries. Latents in fp8 are in blocks and
 # have a 16-bit RoPE key.
-_CACHES = {"bf16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8", "fp8_block128": "fp8"}
+_CACHES = first_words("""
+    bfloat16  bf16 fp16
+    fp8       fp8 fp8_block128
+""")
 # Measured rows' name of the projections of a sparse module, by the format of their weights.
-_PROJECTIONS = {
-    "bf16": "bfloat16",
-    "fp16": "bfloat16",
-    "fp8": "fp8_block",
-    "fp8_per_channel": "fp8_block",
-    _BLOCKS: "fp8_block",
-}
+_PROJECTIONS = first_words("""
+    bfloat16   bf16 fp16
+    fp8_block  fp8 fp8_per_channel fp8_block128
+""")
 # Dtypes of the products of measured rows, by the rows' name.
-_COMPUTED_IN = {
-    "bfloat16": ("bf16", "fp16"),
-    "fp8": ("fp8",),
-    "fp8_block": ("fp8",),
-    "nvfp4": ("fp4",),
-}
+_COMPUTED_IN = {"bfloat16": "bf16 fp16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 # Widths of keys and values of measured MLA (DeepSeek-V3), absorbed and expanded.
 _LATENT_WIDTHS = ((576, 512), (192, 128))
 # Query heads of a KV group up to which a decode kernel stays the same. With more, the next kernel
@@ -111,7 +106,7 @@ def computes_as_measured(operator: Operator, calibration: Calibration) -> bool:
     if isinstance(operator.shape, GemmShape):
         kind = _gemm_kind(operator.dtype, operator.shape.format, calibration)
         has_wide_weights = kind != "bfloat16" or operator.shape.stored >= 2
-        return operator.dtype in _COMPUTED_IN[kind] and has_wide_weights
+        return operator.dtype in _COMPUTED_IN[kind].split() and has_wide_weights
     return operator.dtype in ("", "bf16", "fp16", "fp8", "fp4")
 
 
@@ -245,7 +240,7 @@ class KernelTimer(NamedTuple):
             return None
         dense, _ = self._module_entry("mla_decode_module", shape)
         tokens, length, _ = _decode_load(shape)
-        shared_us: Any = 0.0
+        shared_us = 0.0
         if dense and isinstance(dense.law, MlaModule):
             shared_us = dense.law.overhead_us(1, shape.heads)
         widths = shape[1:10]
@@ -290,17 +285,14 @@ class KernelTimer(NamedTuple):
         If the points of an array need different kernels, both launches contain the group. Its count
         is 0 at the points of the other kernel.
         """
-        decoding: list[_Group] = []
-        prompts: list[_Group] = []
+        decoding = []
+        prompts = []
         for count, new, past, pairs in shape.groups:
             is_prompt = at_least(new, MAX_DECODE_TOKENS + 1)
-            if not is_any(is_prompt):
-                decoding.append((count, new, past, pairs))
-            elif not is_any(is_prompt == 0):
-                prompts.append((count, new, past, pairs))
-            else:
-                is_decode = 1 - is_prompt
+            is_decode = 1 - is_prompt
+            if is_any(is_decode):
                 decoding.append((count * is_decode, new, past, pairs * is_decode))
+            if is_any(is_prompt):
                 prompts.append((count * is_prompt, new, past, pairs * is_prompt))
         launches = [self._decode(operator, shape, decoding)] if decoding else []
         launches += [self._prefill(operator, shape, prompt) for prompt in prompts]
@@ -325,8 +317,8 @@ class KernelTimer(NamedTuple):
         entry = self.calibration.find_entry(op, cache_kind(shape.cached)[0])
         if not entry:
             return None
-        batch: Any = sum(as_float(count) for count, *_ in groups)
-        queries: Any = sum(as_float(count * new) for count, new, *_ in groups)
+        batch = sum(as_float(count) for count, *_ in groups)
+        queries = sum(as_float(count * new) for count, new, *_ in groups)
         pairs = sum(pairs for *_, pairs in groups)
         sequences = maximum(batch, 1)
         tokens = queries / sequences
@@ -406,14 +398,14 @@ def mla_kernels_us(
     if not (attention and projections and absorbed):
         return None
     hidden, rank, latent, rope, nope, value = WIDTHS
-    gemms: tuple[tuple[KernelModel, Any, Any], ...] = (
+    gemms = (
         (projections, rank + latent + rope, hidden),
         (projections, heads * (nope + rope), rank),
         (projections, hidden, heads * value),
         (absorbed, heads * latent, nope),
         (absorbed, heads * value, latent),
     )
-    us: Array = attention.us(parameters, batch, heads, length)
+    us = attention.us(parameters, batch, heads, length)
     for kernel_model, n, k in gemms:
         served = _served_gemm(kernel_model, getattr(absorbed, "t0", None))
         us = us + served.us(parameters, batch, n + batch * 0, k + batch * 0)
@@ -425,9 +417,9 @@ def _decode_load(shape: SparseShape) -> tuple[Any, Any, Any]:
 
     At most MAX_DECODE_TOKENS tokens of each sequence count.
     """
-    tokens: Any = 0.0
-    contexts: Any = 0.0
-    longest: Any = 0
+    tokens = 0.0
+    contexts = 0.0
+    longest = 0
     for count, new, past in shape.groups:
         counted = minimum(new, MAX_DECODE_TOKENS)
         tokens = tokens + count * counted

@@ -26,13 +26,13 @@ from kvcalc.library.load import read
 from kvcalc.model.model import Model
 from kvcalc.storage.formats import first_words
 from kvcalc.timing.kernel_models.fused_moe import TILE_ROWS
-from kvcalc.timing.kernel_models.kernel_model import Array, attended_tokens
+from kvcalc.timing.kernel_models.kernel_model import Array, Arrays, attended_tokens
 from kvcalc.timing.kernel_models.mla import SCALE, WIDTHS, weights_of
 
 BoundedCost = tuple[Cost, str]  # a minimum cost, and the dtype of its products
 
 
-def cost_of(op: str, kind: str, shape: tuple[Array, ...]) -> BoundedCost:
+def cost_of(op: str, kind: str, shape: Arrays) -> BoundedCost:
     """Return (minimum FLOPs and bytes of measured kernels, dtype of their matrix products).
 
     They give the datasheet bound of each row, which is one measured call.
@@ -177,7 +177,7 @@ def served_model(path: str) -> Model | None:
         path: Model ID or path in a measurement file, such as `meta-llama/Llama-3.1-8B-Instruct`.
     """
     name = path.rsplit("/", 1)[-1]
-    best: Model | None = None
+    best = None
     best_rank = (0, False)
     for file in presets.preset_files("models").values():
         try:
@@ -409,9 +409,8 @@ class MeasurementFile(NamedTuple):
         if not count:
             return ""
         more = f"; and {count - MAX_LINES:,} more" if count > MAX_LINES else ""
-        rows = "row" if count == 1 else "rows"
-        text = f"{count:,} {rows} cannot be read ({'; '.join(self.invalid[:MAX_LINES])}{more})"
-        return f"{self.path}: {text}"
+        problems = f"{'; '.join(self.invalid[:MAX_LINES])}{more}"
+        return f"{self.path}: {count:,} row{'s' * (count != 1)} cannot be read ({problems})"
 
 
 def read_rows(path: Path) -> MeasurementFile:
@@ -471,7 +470,7 @@ def read_rows(path: Path) -> MeasurementFile:
     return table
 
 
-def columns_of(rows: Sequence[MeasuredRow]) -> tuple[Array, ...]:
+def columns_of(rows: Sequence[MeasuredRow]) -> Arrays:
     """Return the sizes of measured calls as arrays [rows], one for each number in a row's `shape`.
 
     Example: rows of GEMMs give the arrays of m, of n and of k.

@@ -41,6 +41,7 @@ MESSAGE_US = 5.0
 # Share of the bf16 peak that index scores of long prompts reach. DeepGEMM's fp8 kernels were
 # measured at up to 0.93 on Hopper and 0.9 on Blackwell (AIConfigurator, commit 095f58a51c4c).
 INDEXER_SHARE = 0.8
+Operators = Sequence[Operator]
 
 
 def latency_us(operator: Operator) -> float:
@@ -87,7 +88,7 @@ class OperatorTime(NamedTuple):
 
 
 def operator_seconds(
-    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
+    operators: Operators, gpu: Gpu, calibration: Calibration
 ) -> list[OperatorTime]:
     """Return the predicted time of each operator of a forward pass, at least its datasheet bound.
 
@@ -159,7 +160,7 @@ class PassTime(NamedTuple):
     engine: Any
 
 
-def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> PassTime:
+def pass_time(operators: Operators, gpu: Gpu, calibration: Calibration) -> PassTime:
     """Return the predicted time of one forward pass: its operators, plus the engine's overhead.
 
     Args:
@@ -172,7 +173,7 @@ def pass_time(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration)
 
 
 def summed_time(
-    operators: Sequence[Operator], times: Sequence[OperatorTime], calibration: Calibration
+    operators: Operators, times: Sequence[OperatorTime], calibration: Calibration
 ) -> PassTime:
     """Return the time of a forward pass from the predicted times of its operators.
 
@@ -191,7 +192,7 @@ def summed_time(
     return PassTime(seconds, uncalibrated / seconds, engine)
 
 
-def kernel_seconds(operators: Sequence[Operator], gpu: Gpu, calibration: Calibration) -> Any:
+def kernel_seconds(operators: Operators, gpu: Gpu, calibration: Calibration) -> Any:
     """Return the predicted seconds of a forward pass without the engine's overhead.
 
     It is the sum over the operators, which run one after the other: a float or an array.
@@ -233,7 +234,7 @@ class HostTime(NamedTuple):
         return maximum(self.prompts * kernels, self.launches)
 
 
-def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> HostTime:
+def host_time_of(operators: Operators, calibration: Calibration) -> HostTime:
     """Return the time that the engine adds to the GPU kernels in forward passes of a model.
 
     The result has seconds per pass, seconds per sequence, and a factor and a minimum for passes
@@ -263,7 +264,7 @@ def host_time_of(operators: Sequence[Operator], calibration: Calibration) -> Hos
     )
 
 
-def is_mixture(operators: Sequence[Operator]) -> bool:
+def is_mixture(operators: Operators) -> bool:
     """Return whether the operators of a forward pass are those of a mixture of experts.
 
     An engine has other overheads for mixtures than for dense models. An operator of experts states
@@ -276,9 +277,7 @@ def is_mixture(operators: Sequence[Operator]) -> bool:
     return any(not isinstance(operator.experts, int) for operator in operators)
 
 
-def engine_seconds(
-    operators: Sequence[Operator], calibration: Calibration, kernels: Any
-) -> Any:
+def engine_seconds(operators: Operators, calibration: Calibration, kernels: Any) -> Any:
     """Return the seconds that the engine adds to the GPU kernels of one forward pass.
 
     It is the fixed overhead of the pass and its layers, plus the overhead of all sequences, plus
@@ -293,7 +292,7 @@ def engine_seconds(
 
 
 def engine_parts(
-    operators: Sequence[Operator], calibration: Calibration, kernels: Any
+    operators: Operators, calibration: Calibration, kernels: Any
 ) -> tuple[Any, Any, Any]:
     """Return the seconds that the engine adds to the kernels of one forward pass, in three parts.
 
@@ -310,7 +309,7 @@ def engine_parts(
     """
     host = host_time_of(operators, calibration)
     positions: Any = 0
-    has_prompts: Any = 0
+    has_prompts = 0
     sampled: dict[str, Any] = {}  # positions by kind of layer
     for operator in operators:
         shape = operator.shape
@@ -327,9 +326,7 @@ def engine_parts(
     return host.fixed, host.sequence * positions, extra_s
 
 
-def step_error(
-    operators: Sequence[Operator], gpu: Gpu, calibration: Calibration
-) -> float | None:
+def step_error(operators: Operators, gpu: Gpu, calibration: Calibration) -> float | None:
     """Return how far predicted decode steps were off on measured servers: 0.05 is 5%.
 
     The result is the 90th percentile of the relative errors over measured servers, so 90% of them

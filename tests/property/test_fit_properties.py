@@ -12,7 +12,7 @@ from kvcalc import Deployment, Layer, Model, Parallelism, Precision, UserError, 
 from kvcalc.capacity import Fit, FitOptions, fit
 from kvcalc.capacity.allocations import paged_waste, simulate_first_fit
 from kvcalc.capacity.engines import ENGINES
-from kvcalc.capacity.engines.layout import BlockDemand, segments
+from kvcalc.capacity.engines.layout import BlockDemand, CacheLayout
 from kvcalc.capacity.fit_records import fit_record
 from kvcalc.layers.attention import Grouped
 from kvcalc.library.presets import shipped_folder
@@ -181,17 +181,15 @@ def test_content_is_held_under_any_settings(
     assert_holds_its_content(name, engine, cache_dtype, ranks, sizes, **more)
 
 
-terms = st.lists(
-    st.builds(BlockDemand, st.integers(1, 100), st.integers(1, 64), st.integers(-1, 500), st.integers(0, 2)),
-    min_size=1,
-    max_size=4,
-)
+demands = st.builds(BlockDemand, *map(st.integers, (1, 1, -1, 0), (100, 64, 500, 2)))
+terms = st.lists(demands, min_size=1, max_size=4)
 
 
 @given(terms, st.integers(0, 1000))
 def test_pieces_add_up_in_whole_blocks(parts: list[BlockDemand], tokens: int) -> None:
     """fixed + slope · tokens is the bytes of one sequence whose tokens fill the blocks of all growing parts."""
-    piece = [p for p in segments(parts) if p["from_tokens"] <= tokens][-1]
+    layout = type("Parts", (CacheLayout,), {"demands": parts})()
+    piece = [p for p in layout.breakpoints() if p["from_tokens"] <= tokens][-1]
     growing = [t for t in parts if t.cap < 0 or t.cap > piece["from_tokens"]]
     if all(tokens % t.block == 0 for t in growing):
         cost = sum(t.unit * t.count(tokens) for t in parts)

@@ -11,8 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from kvcalc.capacity.engines.layout import (
+    CacheEntries,
     CacheLayout,
     LayerCache,
+    LayerCaches,
     StoredEntry,
     StoredPart,
     layer_entries,
@@ -53,15 +55,13 @@ class Defaults(NamedTuple):
     draft_tokens: int = 1
 
 
-Planner = Callable[
-    [Sequence[LayerCache], Parallelism, EngineSettings], Callable[[int], CacheLayout]
-]
-RowRule = Callable[[CacheEntry, Sequence[CacheEntry], Formats, EngineSettings], RowFormat]
+Planner = Callable[[LayerCaches, Parallelism, EngineSettings], Callable[[int], CacheLayout]]
+RowRule = Callable[[CacheEntry, CacheEntries, Formats, EngineSettings], RowFormat]
 PrecisionAndRemarks = tuple[Precision, tuple[str, ...]]
 
 
 def stage_by_stage(
-    rule: Callable[[Sequence[LayerCache], Parallelism, EngineSettings, int], CacheLayout],
+    rule: Callable[[LayerCaches, Parallelism, EngineSettings, int], CacheLayout],
 ) -> Planner:
     """Return a function that lays out the caches of all pipeline stages, each one separately.
 
@@ -75,7 +75,7 @@ def stage_by_stage(
     return lambda *arguments: partial(rule, *arguments)
 
 
-def part_entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
+def part_entries(model: Model, part: Sublayer) -> CacheEntries:
     """Return the cache entries of a sublayer, as the model's own code stores them.
 
     A cache entry is a kind of stored row, such as keys, values or latents. Engines without their
@@ -157,7 +157,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         precision,
         (),
     )
-    entries: Callable[[Model, Sublayer], Sequence[CacheEntry]] = part_entries
+    entries: Callable[[Model, Sublayer], CacheEntries] = part_entries
     row_format: RowRule = lambda entry, part, formats, settings: formats.cache_format(entry)
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries
     utilization_basis: str = "total"
@@ -208,9 +208,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
                 return rules, ""
         older = [rules for rules in self.releases if rules.since <= version]
         rules = older[-1] if older else self.releases[0]
-        relation = "the nearest older version" if older else "the oldest version"
         since = ".".join(map(str, rules.since))
-        return rules, f"{self.title} {name}: by the rules of {since}, {relation} known"
+        relation = f"{'nearest older' if older else 'oldest'} version known"
+        return rules, f"{self.title} {name}: by the rules of {since}, the {relation}"
 
     def supported_precision(self, model: Model, precision: Precision) -> PrecisionAndRemarks:
         """Return the precision that this engine runs, and remarks if it differs from the request.
@@ -314,7 +314,7 @@ def downcast(title: str, model: Model, precision: Precision, to: str) -> Precisi
 
 
 def scaled_index_keys(
-    entry: CacheEntry, part: Sequence[CacheEntry], formats: Formats, settings: EngineSettings
+    entry: CacheEntry, part: CacheEntries, formats: Formats, settings: EngineSettings
 ) -> RowFormat:
     """Return the format in which vLLM and SGLang store a cache entry.
 

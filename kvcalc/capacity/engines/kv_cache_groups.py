@@ -29,12 +29,20 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from kvcalc.capacity.engines.engine import INDEX_ROW
-from kvcalc.capacity.engines.layout import LayerCache, Pages, StoredEntry, StoredPart, pages
+from kvcalc.capacity.engines.layout import (
+    LayerCache,
+    LayerCaches,
+    Pages,
+    StoredEntry,
+    StoredPart,
+    pages,
+)
 from kvcalc.errors import UserError
 from kvcalc.layers.cache import Span
 from kvcalc.model.model import Model
 
 StageSpec = tuple[int, "Spec"]  # a pipeline stage and a layer's spec
+StageSpecs = Sequence[StageSpec]
 
 
 class SpecKind(StrEnum):
@@ -127,7 +135,7 @@ class KVCacheGroup(NamedTuple):
         return main + max((s.page for _, s in self.specs if not s.main), default=0)
 
 
-def group_layers(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
+def group_layers(layers: StageSpecs) -> list[KVCacheGroup]:
     """Return the KV cache groups of a model's layers, as vLLM makes them.
 
     All groups take blocks from one pool, so vLLM makes their pages equal and splits large groups.
@@ -181,7 +189,7 @@ def choose_group_size(layer_counts: Sequence[int]) -> int:
     return largest if 2 * largest < 3 * smallest else smallest
 
 
-def _need_equal_blocks(layers: Sequence[StageSpec]) -> bool:
+def _need_equal_blocks(layers: StageSpecs) -> bool:
     """Return whether all layers have the same kind, block size and limit, and for states the same
     page size."""
     needs = set()
@@ -191,7 +199,7 @@ def _need_equal_blocks(layers: Sequence[StageSpec]) -> bool:
     return len(needs) <= 1
 
 
-def _make_pages_equal(layers: Sequence[StageSpec]) -> list[StageSpec] | None:
+def _make_pages_equal(layers: StageSpecs) -> list[StageSpec] | None:
     """Return the layers with pages of the largest size; None if latents would need padding.
 
     A smaller page that divides the largest gets a larger block. Other pages of keys and values, and
@@ -211,7 +219,7 @@ def _make_pages_equal(layers: Sequence[StageSpec]) -> list[StageSpec] | None:
     return results
 
 
-def promote_windows(layers: Sequence[StageSpec]) -> list[StageSpec]:
+def promote_windows(layers: StageSpecs) -> list[StageSpec]:
     """Return the layers as `--disable-hybrid-kv-cache-manager` allocates them.
 
     If some layers have full attention, layers with windows and chunks are allocated like full
@@ -249,7 +257,7 @@ ROW_ROLES = ("latent", "rope_key")
 PAGE_ALIGNMENTS = {"fp8_ds_mla": 576, "bf16": 512}  # every page is a multiple of these bytes
 
 
-def pooled_tokens(layers: Iterable[LayerCache]) -> int:
+def pooled_tokens(layers: LayerCaches) -> int:
     """Return how many tokens share one index key of sparse attention; 0 if each has its own.
 
     The result is also 0 without index keys.
@@ -284,7 +292,7 @@ def _pooled_key(stored_entry: StoredEntry, part: StoredPart, pool: int) -> Store
 
 
 def pooled_groups(
-    title: str, layers: Sequence[LayerCache], block_size: int
+    title: str, layers: LayerCaches, block_size: int
 ) -> tuple[list[KVCacheGroup], int]:
     """Return the KV cache groups of a model with pooled index keys, and the tokens of a block.
 
@@ -337,7 +345,7 @@ def pooled_groups(
     ], block
 
 
-def _group_states(states: Sequence[StageSpec], row_stages: Sequence[int]) -> list[KVCacheGroup]:
+def _group_states(states: StageSpecs, row_stages: Sequence[int]) -> list[KVCacheGroup]:
     """Return state layers, dealt to groups in turn. In each group, no stage has more state layers
     than row layers."""
     num_states = Counter(stage for stage, _ in states)
@@ -427,7 +435,7 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
     return specs
 
 
-def packed_groups(layers: Sequence[StageSpec]) -> list[KVCacheGroup]:
+def packed_groups(layers: StageSpecs) -> list[KVCacheGroup]:
     """Return the KV cache groups of layers whose pages may differ in size (DeepSeek-V4).
 
     vLLM packs the pages of a group in one block. Layers of a group need equal block tokens and

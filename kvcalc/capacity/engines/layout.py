@@ -51,6 +51,7 @@ class StoredEntry(NamedTuple):
 
 
 StoredPart = tuple[StoredEntry, ...]
+CacheEntries = Sequence[CacheEntry]
 
 
 class LayerCache(NamedTuple):
@@ -117,12 +118,15 @@ class Pages(NamedTuple):
         return any(stored_entry.entry.role == "latent" for stored_entry in self.rows)
 
 
-def distinct_layers(layers: Iterable[LayerCache]) -> list[LayerCache]:
+LayerCaches = Sequence[LayerCache]
+
+
+def distinct_layers(layers: LayerCaches) -> list[LayerCache]:
     """Return one layer of each set with equal cache entries, of all pipeline stages."""
     return [*{id(layer.parts): layer for layer in layers}.values()]
 
 
-def count_layers(layers: Iterable[LayerCache], stage: int) -> list[tuple[LayerCache, int]]:
+def count_layers(layers: LayerCaches, stage: int) -> list[tuple[LayerCache, int]]:
     """Return pairs (layer, count) of each distinct layer of a pipeline stage and its repetitions.
 
     Layers are equal if their stored cache entries are. `count` includes the layer itself. Example:
@@ -166,7 +170,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
 
 
 def stage_pages(
-    engine: str, layers: Iterable[LayerCache], stage: int, shared: bool = False
+    engine: str, layers: LayerCaches, stage: int, shared: bool = False
 ) -> list[tuple[Pages, int]]:
     """Return the pages of a pipeline stage's sublayers, and how many layers have such pages.
 
@@ -188,7 +192,7 @@ def stage_pages(
     ]
 
 
-def find_unsupported(entries: Sequence[CacheEntry]) -> str:
+def find_unsupported(entries: CacheEntries) -> str:
     """Return why engines have no pages for the cache entries of one sublayer; "" if they have.
 
     Engines have pages for recurrent and convolution states. They also have pages for one row of
@@ -302,8 +306,7 @@ class CacheLayout:
             sequences: Requested sequences of one data-parallel rank.
             length: Tokens of each sequence.
         """
-        pool: int = self.pool(budget)
-        return pool
+        return int(self.pool(budget))
 
     def extra_buffers(self, sequences: int, length: int) -> LoggedCacheRecord:
         """Return the bytes of those parts of one GPU's KV cache that the engine logs separately.
@@ -362,11 +365,35 @@ class CacheLayout:
     def breakpoints(self) -> list[Record]:
         """Return the bytes of one sequence on one GPU as linear pieces: fixed + slope · tokens.
 
-        There is one dict per range of lengths. Its keys are `from_tokens` (the first length),
-        `fixed_bytes`, `bytes_per_token` (the slope), `block_tokens` (tokens of a block) and
-        `cause`: the part that stops growing at this length, such as "window".
+        A piece begins at each length at which a summand stops growing, such as the size of a
+        sliding window. The pieces are exact for lengths in whole blocks. Round other lengths up
+        first.
+
+        Returns:
+            One dict per piece: its first length `from_tokens`, `fixed_bytes`, the slope
+            `bytes_per_token` (an int if it is whole, otherwise a float), `block_tokens` (tokens of
+            the largest block that still grows), and `cause`: the part that stops growing at this
+            length, such as "window"; "" from 0 tokens on.
         """
-        return segments(self.demands)
+        causes = {0: ""} | {
+            demand.cap: demand.cause for demand in self.demands if demand.cap > 0
+        }
+        results: list[Record] = []
+        for start, cause in sorted(causes.items()):
+            growing = [d for d in self.demands if d.cap < 0 or d.cap > start]
+            full = [d for d in self.demands if 0 <= d.cap <= start]
+            slope = sum((Fraction(d.unit, d.block) for d in growing), Fraction(0))
+            fixed = sum(d.unit * d.count(d.cap) for d in full)
+            results.append(
+                {
+                    "from_tokens": start,
+                    "fixed_bytes": fixed + sum(d.unit * d.extra for d in growing),
+                    "bytes_per_token": int(slope) if slope.denominator == 1 else float(slope),
+                    "block_tokens": max((d.block for d in growing), default=1),
+                    "cause": cause,
+                }
+            )
+        return results
 
     def describe(self, length: int) -> list[str]:
         """Return how the bytes of a sequence of `length` tokens on one GPU are computed, as lines.
@@ -624,7 +651,7 @@ def layer_entries(layer: LayerCache) -> Iterable[StoredEntry]:
 
 
 def content_of(
-    layers: Sequence[LayerCache],
+    layers: LayerCaches,
     ranks: Parallelism,
     stage: int,
     content: Callable[[LayerCache], Iterable[StoredEntry]] = layer_entries,
@@ -639,7 +666,7 @@ def content_of(
         stage: Index of the pipeline stage.
         content: The engine's rule that returns the stored cache entries of a layer.
     """
-    rows: list[LayerRows] = []
+    rows = []
     for layer, count in count_layers(layers, stage):
         for stored_entry in content(layer):
             entry = stored_entry.entry
@@ -662,37 +689,3 @@ def largest_fitting(fits: Callable[[int], bool], limit: int = MAX_TOKENS) -> int
     while high < limit and fits(high):
         high *= 2
     return bisect_left(range(1, min(high, limit) + 1), True, key=lambda n: not fits(n))
-
-
-def segments(demands: Sequence[BlockDemand]) -> list[Record]:
-    """Return the bytes of one sequence as linear pieces: fixed + slope · tokens.
-
-    A piece begins at each length at which a summand stops growing, such as the size of a sliding
-    window. The pieces are exact for lengths in whole blocks. Round other lengths up first.
-
-    Args:
-        demands: Summands of the bytes of one sequence on one GPU.
-
-    Returns:
-        One dict per piece: its first length `from_tokens`, `fixed_bytes`, the slope
-        `bytes_per_token` (an int if it is whole, otherwise a float), `block_tokens` (tokens of the
-        largest block that still grows), and `cause`: the part that stops growing at this length,
-        such as "window"; "" from 0 tokens on.
-    """
-    causes = {0: ""} | {demand.cap: demand.cause for demand in demands if demand.cap > 0}
-    results: list[Record] = []
-    for start, cause in sorted(causes.items()):
-        growing = [d for d in demands if d.cap < 0 or d.cap > start]
-        full = [d for d in demands if 0 <= d.cap <= start]
-        slope = sum((Fraction(d.unit, d.block) for d in growing), Fraction(0))
-        fixed = sum(d.unit * d.count(d.cap) for d in full)
-        results.append(
-            {
-                "from_tokens": start,
-                "fixed_bytes": fixed + sum(d.unit * d.extra for d in growing),
-                "bytes_per_token": int(slope) if slope.denominator == 1 else float(slope),
-                "block_tokens": max((d.block for d in growing), default=1),
-                "cause": cause,
-            }
-        )
-    return results

@@ -14,7 +14,6 @@ Rules of autumn 2026:
   load_tensors: `dev_input`, `dev_layer`, `dev_output`; `src/llama-arch.cpp`; `common/arg.cpp`).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,8 +29,9 @@ from kvcalc.capacity.engines.engine import (
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
+    CacheEntries,
     CacheLayout,
-    LayerCache,
+    LayerCaches,
     count_layers,
     distinct_layers,
     pages,
@@ -54,7 +54,11 @@ PADDING_CELLS = 256  # cells: every cache is a multiple
 CHUNK_TOKENS = 8192  # tokens: files have no key for another number
 UBATCH_TOKENS = 512  # --ubatch-size
 # common/arg.cpp, kv_cache_types
-CACHE_TYPES = ("fp32", "bf16", "fp16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
+CACHE_TYPES = "fp32 bf16 fp16 q8_0 q5_1 q5_0 q4_1 q4_0 iq4_nl"
+OPTIONS = """
+    cache_type_k cache_type_v kv_unified swa_full n_gpu_layers n_cpu_moe cpu_moe flash_attn
+    idle_slots
+"""
 # types with a pattern of windows, also by the names in GGUF files
 PATTERNED_TYPES = """
     gemma2 gemma3_text gemma3 gpt_oss gpt-oss cohere2 afmoe llama4_text llama4
@@ -62,7 +66,7 @@ PATTERNED_TYPES = """
 WINDOWED_DEPTH = {"exaone4": 64}  # types that have windows only at this depth
 
 
-def _entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
+def _entries(model: Model, part: Sublayer) -> CacheEntries:
     """Return the cache entries of one part.
 
     Latents with one kv_up tensor are stored as keys and values of every head. Chunks have CHUNK
@@ -340,7 +344,7 @@ def _pad(cells: int) -> int:
 
 
 def _plan(
-    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
+    layers: LayerCaches, ranks: Parallelism, settings: EngineSettings, stage: int
 ) -> CacheLayout:
     """Return the caches on one stage, with a separate layout for layers in CPU memory. Raises
     UserError if no layer is left on the GPU."""
@@ -348,7 +352,7 @@ def _plan(
     num_host_layers = _count_host_layers(model, settings.n_gpu_layers)
     windowed = set() if settings.swa_full else _windowed_models(layers)
 
-    def caches(layers: Sequence[LayerCache]) -> LlamaCpp:
+    def caches(layers: LayerCaches) -> LlamaCpp:
         full = window = limit = state = 0
         for layer, count in count_layers(layers, stage):
             for part in pages(LLAMA_CPP.title, layer):
@@ -375,7 +379,7 @@ def _plan(
     return plan
 
 
-def _windowed_models(layers: Sequence[LayerCache]) -> set[int]:
+def _windowed_models(layers: LayerCaches) -> set[int]:
     """Return the models, by id, whose windows llama.cpp reads.
 
     It ignores windows that are in every layer (`src/models/llama.cpp` for mistral;
@@ -411,7 +415,7 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
 
 
 def _row_format(
-    entry: CacheEntry, part: Sequence[CacheEntry], formats: Formats, settings: EngineSettings
+    entry: CacheEntry, part: CacheEntries, formats: Formats, settings: EngineSettings
 ) -> RowFormat:
     """Return the format of an entry: states in fp32; keys, latents and index keys in K's type,
     values in V's.
@@ -459,18 +463,8 @@ LLAMA_CPP = Engine(
     memory=_memory,
     has_context_buffers=True,
     memory_key=lambda start: start.gpu.per == "SoC",
-    dtypes=CACHE_TYPES,
-    takes=(
-        "cache_type_k",
-        "cache_type_v",
-        "kv_unified",
-        "swa_full",
-        "n_gpu_layers",
-        "n_cpu_moe",
-        "cpu_moe",
-        "flash_attn",
-        "idle_slots",
-    ),
+    dtypes=tuple(CACHE_TYPES.split()),
+    takes=tuple(OPTIONS.split()),
     precision=_precision,
     entries=_entries,
     row_format=_row_format,

@@ -10,7 +10,6 @@ Rules of SGLang 0.5.23: `model_executor/pool_configurator.py`,
 
 import math
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from kvcalc.capacity.engines.engine import (
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
     CacheLayout,
-    LayerCache,
+    LayerCaches,
     pages,
     stage_pages,
 )
@@ -53,7 +52,7 @@ from kvcalc.model.precision import Precision
 DRAFT_TOKENS = 3  # --speculative-num-steps of most models (arg_groups/speculative_hook.py)
 # tokens of a prefill chunk, largest CUDA-graph batch below tp 4, and from tp 4 on
 BatchDefaults = tuple[int, int, int]
-DEFAULTS_BY_MEMORY: dict[int, BatchDefaults] = {  # by the limit of the memory in GiB
+DEFAULTS_BY_MEMORY = {  # by the limit of the memory in GiB
     60: (4096, 32, 160),
     160: (8192, 256, 512),
     1 << 40: (16384, 512, 512),
@@ -407,7 +406,7 @@ class SGLang(CacheLayout):
 
 
 def _plan(
-    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
+    layers: LayerCaches, ranks: Parallelism, settings: EngineSettings, stage: int
 ) -> CacheLayout:
     """Return the pools on one stage. Raises UserError for layers that SGLang has no pool for.
 

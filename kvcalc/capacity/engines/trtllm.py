@@ -6,8 +6,6 @@ Rules as of its PyTorch backend, 1.3 (`_torch/pyexecutor/_util.py`: _cal_max_mem
 it had) · free_gpu_memory_fraction.
 """
 
-from collections.abc import Sequence
-
 from kvcalc.capacity.engines.engine import (
     Defaults,
     Engine,
@@ -20,7 +18,7 @@ from kvcalc.capacity.engines.layout import (
     BlockDemand,
     BlockPool,
     CacheLayout,
-    LayerCache,
+    LayerCaches,
     stage_pages,
 )
 from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, nonzero, stated_memory
@@ -59,7 +57,7 @@ class TensorRtLlm(BlockPool):
 
 
 def _plan(
-    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings, stage: int
+    layers: LayerCaches, ranks: Parallelism, settings: EngineSettings, stage: int
 ) -> CacheLayout:
     """Return the pool on one stage. Raises UserError for states and index keys."""
     row, block, has_windows = 0, BLOCK, False

@@ -34,8 +34,9 @@ from kvcalc.capacity.engines.kv_cache_groups import (
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
     BlockPool,
+    CacheEntries,
     CacheLayout,
-    LayerCache,
+    LayerCaches,
     Pages,
     distinct_layers,
     pages,
@@ -105,7 +106,7 @@ class Vllm(BlockPool):
 
 
 def _plan(
-    layers: Sequence[LayerCache], ranks: Parallelism, settings: EngineSettings
+    layers: LayerCaches, ranks: Parallelism, settings: EngineSettings
 ) -> Callable[[int], CacheLayout]:
     """Return the pool of each stage. Groups are made over the whole model, so that all stages have
     the same block tables.
@@ -119,7 +120,7 @@ def _plan(
         groups, block = pooled_groups(VLLM.title, layers, settings.block_size)
         return lambda stage: Vllm(groups, stage, block, ranks, settings)
     block = -(-(settings.block_size or 1) // COMPRESSED_BLOCK) * COMPRESSED_BLOCK
-    specs: dict[int, list[Spec]] = {}
+    specs = {}
     for layer in distinct_layers(layers):
         if is_compressed:
             parts = (compressed_specs(part, block) for part in layer.parts)
@@ -207,7 +208,7 @@ def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
     return specs
 
 
-def _entries(model: Model, part: Sublayer) -> Sequence[CacheEntry]:
+def _entries(model: Model, part: Sublayer) -> CacheEntries:
     """Return the cache entries of one part.
 
     MiniCPM3 stores keys of every head, and values padded to the width of keys
@@ -240,7 +241,7 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
 
 
 def _row_format(
-    entry: CacheEntry, part: Sequence[CacheEntry], formats: Formats, settings: EngineSettings
+    entry: CacheEntry, part: CacheEntries, formats: Formats, settings: EngineSettings
 ) -> RowFormat:
     """Return the format of an entry. Recurrent states without a fixed dtype have the model's
     dtype."""

@@ -40,6 +40,7 @@ from kvcalc.layers.weights import Formats, Weight, WeightKind
 from kvcalc.model.memory import checkpoint_share, walk_stage
 from kvcalc.model.model import Model, memoized
 from kvcalc.model.pipeline import stages
+from kvcalc.storage.formats import first_words
 from kvcalc.storage.quantization import WeightFormat
 
 # that a pass without a cache keeps free for an indexer (envs.py: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
@@ -52,13 +53,12 @@ OPTIONAL_STREAMS = (0, 27, 0)
 ALLOCATION_STEP, SEGMENT_BYTES, LARGE_BYTES, SPLIT_BYTES = 512, 2 * MIB, 10 * MIB, MIB
 # Matrices that vLLM stores as one tensor (models' packed_modules_mapping, fused_moe/layer.py), by
 # the name of the first in the alphabet
-FUSED_MATRICES = {
-    "q": "k",
-    "v": "k",
-    "up": "gate",
-    "shared.up": "shared.gate",
-    "experts.up": "experts.gate",
-}
+FUSED_MATRICES = first_words("""
+    k             q v
+    gate          up
+    shared.gate   shared.up
+    experts.gate  experts.up
+""")
 # Share of int4 matrices that repacking leaves in the allocator; fitted, −0.7 to 2.2 % in starts
 REPACKED_SHARE = 0.008
 INT4 = ("awq", "gptq", "int4")
@@ -368,7 +368,7 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
         estimate: "low", "middle" or "high" estimate of the KV cache budget.
     """
     constants, is_best = CONSTANTS[estimate], estimate == "high"
-    activation, step = peak(start, has_kernels=is_best, is_first_start=not is_best)
+    activation, step = peak(start, is_best)
     num_gpus = start.ranks.tp * start.ranks.pp  # that exchange activations
     collectives = constants.collectives[min(3, doublings(num_gpus))] * GIB
     if not start.gpu.link_bytes_per_s:
@@ -413,9 +413,7 @@ def _has_runner_v2(start: EngineStartup) -> bool:
     return takes_runner_v2(start.release, start.model, start.formats)
 
 
-def peak(
-    start: EngineStartup, has_kernels: bool = False, is_first_start: bool = True
-) -> tuple[Any, str]:
+def peak(start: EngineStartup, is_best: bool) -> tuple[Any, str]:
     """Return the peak bytes of one GPU in vLLM's profile run, and the step that reaches the peak.
 
     The peak is the workspace of GEMMs plus the largest of four steps: forward pass, sampler, vision
@@ -424,17 +422,17 @@ def peak(
 
     Args:
         start: The GPU when the engine starts.
-        has_kernels: Whether FlashInfer's sampling kernels are installed. In some releases, the
-            sampler then needs less memory.
-        is_first_start: Whether the compilation cache is empty. If not, compilation counts as 0.
+        is_best: Whether FlashInfer's sampling kernels are installed, with which the sampler needs
+            less memory in some releases, and compilation counts as 0 because an earlier start has
+            filled its cache.
     """
     outputs, workspace = image_outputs(start), experts_workspace(start)
-    sampler = sampler_peak(start, has_kernels) + outputs + workspace if start.layers.last else 0
+    sampler = sampler_peak(start, is_best) + outputs + workspace if start.layers.last else 0
     steps = {
         "forward pass": forward_peak(start, workspace) + outputs,
         "sampler": sampler,
         "vision encoder": encoder(start),
-        "compilation": compilation(start) if is_first_start else 0,
+        "compilation": 0 if is_best else compilation(start),
     }
     largest: Any = 0
     name = ""
@@ -627,7 +625,7 @@ def compilation(start: EngineStartup) -> Any:
         return 0
     model = start.model
     table = (model.embedding_size or model.hidden_size) * start.ranks.share(model.vocab_size)
-    elements: int = table + start.tokens * model.hidden_size
+    elements = table + start.tokens * model.hidden_size
     return elements * start.formats.element_bytes + (start.gpu.l2_bytes or DEFAULT_L2_BYTES)
 
 

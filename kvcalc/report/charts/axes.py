@@ -115,7 +115,7 @@ class Panel:
         axes.grid(True, which="major", color=style.ink, alpha=0.15, linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=style.font)
-        self.axis_specs: dict[str, Axis] = {}
+        self.axis_specs = {}
         if chart.is_heat:
             self._draw_cells(width)
             return
@@ -132,9 +132,8 @@ class Panel:
     def _draw_curves(self) -> None:
         """Draw lines and markers, and add their labels."""
         axes, style, series = self.axes, self.style, self.chart.series
-        numbers = [n if part.colour < 0 else part.colour for n, part in enumerate(series)]
-        for part, number in zip(series, numbers, strict=True):
-            self._draw_series(part, number)
+        for part in series:
+            self._draw_series(part)
         axes.margins(x=0.04, y=0.08)
         for name, spec in self.axis_specs.items():
             for value in spec.shown:
@@ -146,7 +145,7 @@ class Panel:
             axes.set_ylim(bottom=0)
         self._set_ticks("x", 14)
         self._set_ticks("y", 14)
-        for part, number in zip(series, numbers, strict=True):
+        for part in series:
             sizes = part.sizes or [0.02] * len(part.labels)
             for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
                 if text:
@@ -155,7 +154,7 @@ class Panel:
                 continue
             place = (part.xs or [1.0])[-1], part.ys[-1]
             leaders = {"limit": {"linestyle": DOTTED, "linewidth": style.font / 8}, "quiet": {}}
-            leader = leaders.get(part.kind, {"color": colour(number, style)})
+            leader = leaders.get(part.kind, {"color": colour(part.colour, style)})
             system = axes.get_yaxis_transform() if part.kind == "limit" else "data"
             self._label_end(part.label, place, leader, system)
 
@@ -190,12 +189,12 @@ class Panel:
                 if all(a.max[side] + gap * a.height < b.min[side] for a, b in pairwise(boxes)):
                     break
 
-    def _draw_series(self, series: Series, number: int) -> None:
-        """Draw one series in the style with index `number`."""
+    def _draw_series(self, series: Series) -> None:
+        """Draw one line, or the markers of a series."""
         axes, xs, ys = self.axes, series.xs, series.ys
         width = self.style.font / 5
-        linestyle = {"dashed": "--", "solid": "-"}.get(series.kind) or dashes(number)
-        line = {"color": colour(number, self.style), "linestyle": linestyle}
+        linestyle = {"dashed": "--", "solid": "-"}.get(series.kind) or dashes(series.colour)
+        line = {"color": colour(series.colour, self.style), "linestyle": linestyle}
         dotted = {"color": self.style.ink, "linestyle": DOTTED, "linewidth": 0.7 * width}
         match series.kind:
             case "limit":
@@ -205,7 +204,7 @@ class Panel:
                 axes.axvline(xs[0], **dotted, label=series.label)
                 return
             case "points" | "hollow":
-                self._draw_markers(series, number)
+                self._draw_markers(series)
                 return
             case "quiet":
                 alpha = 0.6 if series.label else 0.25
@@ -215,11 +214,11 @@ class Panel:
                 width /= 2
         axes.plot(xs, ys, linewidth=width, **line)
 
-    def _draw_markers(self, series: Series, number: int) -> None:
+    def _draw_markers(self, series: Series) -> None:
         """Draw the markers of a series, small markers over large markers."""
         is_crowd = len(series.xs) > CROWD_POINTS
         sizes = series.sizes or [-0.02 if is_crowd else 0.02]
-        paint, paper = colour(number, self.style), self.style.paper
+        paint, paper = colour(series.colour, self.style), self.style.paper
         look: Settings = {"color": paint, "edgecolors": paper}
         if series.kind == "hollow":
             inside = "none" if series.sizes else paper  # hides the line below
@@ -229,7 +228,7 @@ class Panel:
             series.xs,
             series.ys,
             s=[marker_area(share, self.style) for share in sizes],
-            marker=marker(number),
+            marker=marker(series.colour),
             label=None if is_named else series.label or None,
             clip_on=False,
             alpha=0.85 if is_crowd or len(series.sizes) > 1 else 1.0,
@@ -300,7 +299,7 @@ class Panel:
                 left=totals,
                 height=min(0.8, 0.3 + 0.1 * count),
                 label=series.label,
-                color=colour(number if series.colour < 0 else series.colour, style),
+                color=colour(series.colour, style),
                 hatch=HATCHES[number % len(HATCHES)] if series.label else "",
                 edgecolor=style.paper,
                 linewidth=0.5,

@@ -36,7 +36,7 @@ class Series(NamedTuple):
             () for small markers.
         labels: Texts at points, in cells, or at the ends of bars; () for none, or for the lengths
             of bars.
-        colour: Index into the palette. -1 means the index of the series in the chart.
+        colour: Index into the palette. -1 means the index of the series among those drawn.
     """
 
     label: str
@@ -92,10 +92,14 @@ class Chart(NamedTuple):
         return any(series.kind == "cells" for series in self.series)
 
 
+Charts = Sequence[Chart]
+
+
 def drawable(chart: Chart) -> Chart:
     """Return the chart without control characters and without points that its axes cannot show.
 
-    A logarithmic axis cannot show values of 0 or below. No axis shows None or NaN.
+    A logarithmic axis cannot show values of 0 or below. No axis shows None or NaN. Series without a
+    colour get their index.
 
     Raises:
         UserError: The chart has no point that its axes can show. Or it has more than 16 named
@@ -115,11 +119,15 @@ def drawable(chart: Chart) -> Chart:
                 f"{count:,} {noun} are more than the {maximum} that a picture shows",
                 "Ask for fewer, or take the figures with --format csv",
             )
+    shown = [part for part in series if part.ys]
+    for number, part in enumerate(shown):
+        if part.colour < 0:
+            shown[number] = part._replace(colour=number)
     return chart._replace(
         title=visible(chart.title),
         subtitle=visible(chart.subtitle),
         picture_head=(visible(chart.picture_head[0]), visible(chart.picture_head[1])),
-        series=[part for part in series if part.ys],
+        series=shown,
         categories=[*map(visible, chart.categories)],
     )
 
@@ -160,9 +168,8 @@ def bytes_tick(value: float) -> str:
     return format_bytes(value, 1).replace(".0 ", " ")
 
 
-def whole_tick(value: float) -> str:
-    """Return a number rounded to an integer, with thousands separators: 1280 gives 1,280."""
-    return f"{value:,.0f}"
+# rounded to an integer, with thousands separators: 1280 gives 1,280
+whole_tick = "{:,.0f}".format
 
 
 def plain_tick(value: float) -> str:
@@ -199,7 +206,7 @@ def bar_chart(
     parts: Mapping[str, Sequence[float]] | Sequence[float],
     tick: Callable[[float], str],
     labels: Sequence[str] = (),
-    limits: Mapping[str, float] | None = None,
+    limits: Mapping[str, float] = {},
 ) -> Chart:
     """Return a chart with one horizontal bar per name.
 
@@ -217,7 +224,7 @@ def bar_chart(
         parts = {"": parts}
     series = [Series(name, (), [*map(float, ys)], "bar") for name, ys in parts.items()]
     series[-1] = series[-1]._replace(labels=labels)
-    levels = [limit_line(name, value) for name, value in (limits or {}).items()]
+    levels = [limit_line(name, value) for name, value in limits.items()]
     axis = Axis("", tick, log=False)
     return Chart(title, subtitle, axis, axis, [*series, *levels], [*names])
 
@@ -234,7 +241,7 @@ def limit_line(label: str, value: float) -> Series:
     return Series(label, (), [value], "limit")
 
 
-def with_picture_head(charts: Sequence[Chart], picture_head: tuple[str, str]) -> list[Chart]:
+def with_picture_head(charts: Charts, picture_head: tuple[str, str]) -> list[Chart]:
     """Return the charts of one picture; the first chart gets the picture's title and assumptions.
 
     Args:

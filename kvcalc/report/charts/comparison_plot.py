@@ -25,7 +25,13 @@ from kvcalc.report.charts.roofline_plot import intensity_ends, roofs
 from kvcalc.report.charts.size_plot import cache_vs_context
 from kvcalc.report.text.compare_text import compared
 from kvcalc.report.text.plan_text import deployment_words, requirement_words, sentence
-from kvcalc.report.text.tables import BOUND, comparable_records, seconds, time_note
+from kvcalc.report.text.tables import (
+    BOUND,
+    comparable_records,
+    distinct_values,
+    seconds,
+    time_note,
+)
 
 if TYPE_CHECKING:
     from kvcalc.gpu.gpu import Gpu
@@ -55,7 +61,7 @@ def measured_chart(records: Records) -> Chart:
     series = [
         Series("measured ceilings", xs, [min(x, ridge) * bandwidth for x in xs], colour=0)
     ]
-    for number, phase in enumerate(dict.fromkeys(r["phase"] for r in measured), 1):
+    for number, phase in enumerate(distinct_values(measured, "phase"), 1):
         rows = [r for r in measured if r["phase"] == phase]
         xs = [r["attention_flops"] / r["attention_bytes"] for r in rows]
         ys = [r["attention_flops"] / r["attention_measured_s"] for r in rows]

@@ -15,7 +15,7 @@ from typing import Any
 from kvcalc.errors import UserError, printable
 from kvcalc.library.files import destination, write_text
 from kvcalc.report.charts.axes import Panel, row_names
-from kvcalc.report.charts.chart import Chart, drawable
+from kvcalc.report.charts.chart import Charts, drawable
 from kvcalc.report.charts.labels import (
     NAME_LETTERS,
     anchor,
@@ -33,7 +33,7 @@ MIN_SHARE = 0.59  # smallest font of a page of a fixed size, as a share of its u
 MAX_PAGE_CHARTS = 9  # on a page of a fixed size; a page with more charts grows
 
 
-def save(charts: Sequence[Chart], target: str, style: str = "light") -> None:
+def save(charts: Charts, target: str, style: str = "light") -> None:
     """Write a picture to a .png, .svg or .pdf file, or print it with characters if target is `-`.
 
     Args:
@@ -82,7 +82,7 @@ def _find_style(name: str) -> Style:
     return STYLES[name]
 
 
-def rendered(pictures: Iterable[Sequence[Chart]], suffix: str, style: Style) -> list[bytes]:
+def rendered(pictures: Iterable[Charts], suffix: str, style: Style) -> list[bytes]:
     """Draw pictures, and return the content of each file as bytes, one item per picture.
 
     Args:
@@ -101,7 +101,7 @@ def _file_bytes(page: Any, suffix: str) -> bytes:
     return out.getvalue()
 
 
-def figure_of(charts: Sequence[Chart], style: str) -> Any:
+def figure_of(charts: Charts, style: str) -> Any:
     """Return a picture as a matplotlib figure that a notebook can show.
 
     Args:
@@ -146,7 +146,7 @@ def _settings(style: Style) -> Iterator[None]:
         yield
 
 
-def figure(charts: Sequence[Chart], style: Style) -> Any:
+def figure(charts: Charts, style: Style) -> Any:
     """Return a picture as a matplotlib figure in which every label has its final position.
 
     Args:
@@ -177,9 +177,7 @@ def figure(charts: Sequence[Chart], style: Style) -> Any:
     return page
 
 
-def _fit_style(
-    charts: Sequence[Chart], style: Style, width: float, rows: int
-) -> tuple[Style, float]:
+def _fit_style(charts: Charts, style: Style, width: float, rows: int) -> tuple[Style, float]:
     """Return the style with fitted font size and characters per label, and the height of a row in
     inches.
 

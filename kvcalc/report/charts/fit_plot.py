@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, bytes_tick, whole_tick
-from kvcalc.report.row_names import shared_words, sides
+from kvcalc.report.row_names import shared_words, sides, texts_by_name
 from kvcalc.report.text.fit_text import NAMES, context_name, placement_words
 from kvcalc.report.text.tables import digits, plural
 from kvcalc.units import format_bytes, scale_of
@@ -14,24 +14,24 @@ from kvcalc.units import format_bytes, scale_of
 if TYPE_CHECKING:
     from kvcalc.capacity.allocations import AllocationRun
 
-PARTS = {
-    "weights": "weight_bytes",
-    "activations": "activation_bytes",
-    "overhead": "overhead_bytes",
-    "KV cache": "kv_budget_bytes",
-}
+PARTS = texts_by_name("""
+    weights: weight_bytes
+    activations: activation_bytes
+    overhead: overhead_bytes
+    KV cache: kv_budget_bytes
+""")
 # values that distinguish configurations, the weightiest first
-WORDING = {
-    "model": "{}",
-    "place": "{}",
-    "engine": "engine {}",
-    "dtype": "weights {}",
-    "kv_cache_dtype": "cache {}",
-    "requested_model_len": "{:,} tokens",
-    "requested_num_seqs": "required users: {:,}",
-    "gpu_memory_utilization": "gpu_memory_utilization {:g}",
-    "max_num_batched_tokens": "max_num_batched_tokens {:,}",
-}
+WORDING = texts_by_name("""
+    model: {}
+    place: {}
+    engine: engine {}
+    dtype: weights {}
+    kv_cache_dtype: cache {}
+    requested_model_len: {:,} tokens
+    requested_num_seqs: required users: {:,}
+    gpu_memory_utilization: gpu_memory_utilization {:g}
+    max_num_batched_tokens: max_num_batched_tokens {:,}
+""")
 
 
 def memory_chart(records: Records) -> Chart:

@@ -18,7 +18,7 @@ from kvcalc.report.charts.chart import (
     whole_tick,
 )
 from kvcalc.report.charts.size_plot import generation_work_chart
-from kvcalc.report.row_names import SERVER, shared_words, sides
+from kvcalc.report.row_names import SERVER, shared_words, sides, texts_by_name
 from kvcalc.report.text.tables import (
     comparable_records,
     percent,
@@ -194,13 +194,13 @@ PERCENTILES = (50, 90, 99)
 MAX_DETAILED = 2  # servers with several percentiles; more have only the 99th
 LOG_RANGE = 8  # largest over smallest load above which the axis is logarithmic
 MAX_TIMES = 400  # points of a curve over time
-WORDING = {
-    "model": "{}",
-    "place": "{}",
-    "requests": "{:,} requests",
-    "rate": "{:.3g} requests/s",
-    "basis": "times: {}",
-}
+WORDING = texts_by_name("""
+    model: {}
+    place: {}
+    requests: {:,} requests
+    rate: {:.3g} requests/s
+    basis: times: {}
+""")
 Servers = dict[str, list[tuple[float, Record]]]  # loads and records by name
 
 

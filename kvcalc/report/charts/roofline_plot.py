@@ -16,7 +16,8 @@ from kvcalc.report.charts.chart import (
     with_picture_head,
 )
 from kvcalc.report.charts.series_styles import GREY
-from kvcalc.report.row_names import shared_words, sides
+from kvcalc.report.row_names import shared_words, sides, texts_by_name
+from kvcalc.report.text.tables import distinct_values
 
 KINDS = ("attention", "GEMMs with weights")
 ROLES = ("core", "projection", "ffn", "head")  # roles of operators that are drawn
@@ -29,15 +30,14 @@ MAX_LABELLED = 2  # charts on which roofs have labels
 BELOW_RIDGE = 1.5  # ratio by which the roof of another GPU begins below its ridge point
 FAMILIES = ("MHA", "GQA-8", "GQA-4", "MQA", "MLA", "DSA")  # in the order of the palette
 # values that distinguish charts, the weightiest first
-WORDING = {
-    "model": "{}",
-    "phase": "{}",
-    "gpu": "on {}",
-    "dtype": "{}",
-    "tensor_parallel_size": "tp {}",
-}
+WORDING = texts_by_name("""
+    model: {}
+    phase: {}
+    gpu: on {}
+    dtype: {}
+    tensor_parallel_size: tp {}
+""")
 Item = TypeVar("Item")
-Pass = Records
 
 
 class RooflinePoint(NamedTuple):
@@ -63,7 +63,7 @@ class RooflinePoint(NamedTuple):
     step: list[int]
 
 
-def roofline_chart(passes: Sequence[Pass], gpus: Sequence[Gpu]) -> list[Chart]:
+def roofline_chart(passes: Sequence[Records], gpus: Sequence[Gpu]) -> list[Chart]:
     """Return roofline charts with the operators of forward passes, one per deployment and phase.
 
     All charts have the same axes: FLOP per byte, and FLOP per second.
@@ -118,19 +118,15 @@ def intensity_ends(intensities: Sequence[float]) -> list[float]:
     return [low / 3, 2 * high]
 
 
-def _operators(rows: Pass) -> list[Record]:
+def _operators(rows: Records) -> list[Record]:
     """Return the operators of a pass that the chart shows."""
     return [
         row for row in rows[:-1] if row["flops"] and row["intensity"] and row["role"] in ROLES
     ]
 
 
-def _dtypes(operators: Iterable[Record]) -> list[str]:
-    return [*dict.fromkeys(row["computed_in"] for row in operators if row["computed_in"])]
-
-
 def _deployment_chart(
-    passes: Sequence[Pass],
+    passes: Sequence[Records],
     gpus: Sequence[Gpu],
     operators: Records,
     ends: Sequence[float],
@@ -142,11 +138,12 @@ def _deployment_chart(
     series = [
         roof._replace(label="", kind="quiet")
         for other in gpus
-        for roof in roofs(other, _dtypes(operators), ends)
+        for roof in roofs(other, distinct_values(operators, "computed_in"), ends)
         if roof.kind == "solid" and other.name != gpu.name
     ]
     about = [si_tick("B/s")(gpu.bandwidth_bytes_per_s)]
-    for roof in roofs(gpu, _dtypes(row for rows in passes for row in rows[:-1]), ends):
+    own_operators = [row for rows in passes for row in rows[:-1]]
+    for roof in roofs(gpu, distinct_values(own_operators, "computed_in"), ends):
         if is_brief:
             about += filter(None, (roof.label, *roof.labels))
             roof = roof._replace(label="", labels=())
@@ -180,7 +177,7 @@ def _clusters(items: Iterable[Item], intensity: Callable[[Item], float]) -> list
     return groups
 
 
-def _points(rows: Pass, kind: str) -> list[RooflinePoint]:
+def _points(rows: Records, kind: str) -> list[RooflinePoint]:
     """Return the points of a pass: operators of a kind with similar intensities."""
     points = []
     same = [row for row in _operators(rows) if (row["role"] == "core") == (kind == KINDS[0])]
@@ -189,7 +186,7 @@ def _points(rows: Pass, kind: str) -> list[RooflinePoint]:
             sum(row[key] or 0 for row in group)
             for key in ("flops", "bytes", "roofline_s", "share", "time_s")
         )
-        names = [*dict.fromkeys(row["operator"] for row in group)]
+        names = distinct_values(group, "operator")
         is_listed = kind == KINDS[1] and len(names) <= MAX_NAMES
         points.append(
             RooflinePoint(
@@ -205,7 +202,7 @@ def _points(rows: Pass, kind: str) -> list[RooflinePoint]:
     return points
 
 
-def _point_series(passes: Sequence[Pass]) -> list[Series]:
+def _point_series(passes: Sequence[Records]) -> list[Series]:
     """Return a series of points for each kind; the kind with the largest point is first."""
     points = [point for kind in KINDS for rows in passes for point in _points(rows, kind)]
     points.sort(key=lambda point: -point.share)
@@ -298,7 +295,7 @@ def attention_chart(records: Records, gpus: Sequence[Gpu], shape: str) -> Chart:
         shape: Description of the attention layer, for the subtitle.
     """
     gpu, *others = gpus
-    dtypes = _dtypes(records)
+    dtypes = distinct_values(records, "computed_in")
     last = 2 * max(record["intensity"] for record in records)
     series = []
     for other in others:

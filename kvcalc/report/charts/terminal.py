@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 
-from kvcalc.report.charts.chart import MARKERS, Axis, Chart
+from kvcalc.report.charts.chart import MARKERS, Axis, Chart, Charts
 
 HEIGHT = 20  # rows of a grid
 MARKS = "●■▲◆○□△◇"  # one per series
@@ -21,7 +21,7 @@ DOTS = ((0x40, 0x80), (0x04, 0x20), (0x02, 0x10), (0x01, 0x08))
 UNDRAWN_KINDS = ("limit", "upright")  # kinds that are not drawn as lines or points
 
 
-def sketch(charts: Sequence[Chart], width: int = 0) -> str:
+def sketch(charts: Charts, width: int = 0) -> str:
     """Return a picture drawn with characters: its charts below each other, each with a key.
 
     Args:
@@ -59,7 +59,7 @@ def _key_lines(entries: Iterable[tuple[str, str]], columns: int) -> list[str]:
 def _share_of(axis: Axis, values: Sequence[float]) -> Callable[[float], float]:
     """Return a function that maps a value to its position on an axis, from 0 at the smallest value
     to 1 at the largest."""
-    scale: Callable[[float], float] = math.log if axis.log else float
+    scale = math.log if axis.log else float
     low = scale(min(values))
     length = scale(max(values)) - low or 1.0
     return lambda value: (scale(value) - low) / length

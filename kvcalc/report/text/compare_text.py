@@ -285,9 +285,9 @@ def _intensity_notes(records: Records) -> list[str]:
     dense = max(whole, key=lambda r: r["attention_intensity"])
     old, new = dense["attention_intensity"], sparse["attention_intensity"]
     name = variant_name(sparse["variant"]).partition(":")[0]
-    change = "falls" if new < old else "rises"
     bounds = f"{seconds(sparse['roofline_s'])}, not {seconds(dense['roofline_s'])}"
-    return [f"With {name}, FLOP/B {change} to {new:.4g}, and the step's bound is {bounds}."]
+    change = f"{'falls' if new < old else 'rises'} to {new:.4g}"
+    return [f"With {name}, FLOP/B {change}, and the step's bound is {bounds}."]
 
 
 def compared(deployment: "TimedDeployment", records: Records) -> str:

@@ -24,7 +24,13 @@ from kvcalc.question.fit_question import TypedWords
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.fit import AllocationRecord, FitRow
 from kvcalc.report.charts.chart import tokens_tick
-from kvcalc.report.row_names import equal_records, shared_words, sides, split_words
+from kvcalc.report.row_names import (
+    equal_records,
+    shared_words,
+    sides,
+    split_words,
+    texts_by_name,
+)
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import FORMATS, answer_sentence, columns, plural
 from kvcalc.units import format_bytes
@@ -52,22 +58,23 @@ COMPARABLE_KEYS = """
 ALTERNATIVE_KEYS = "requested_num_seqs fits gpus model engine dtype kv_cache_dtype"
 # weights that an option adds
 ADDED_WEIGHTS = ("LoRA slots", "draft", "mtp")
+Fits = Sequence[Fit]
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
-UTILIZATION_NAMES = {
-    "vllm": "gpu_memory_utilization",
-    "none": "gpu_memory_utilization",
-    "sglang": "mem_fraction_static",
-    "trtllm": "free_gpu_memory_fraction",
-}
-WASTES = {
-    "padded batch": "padding_waste",
-    "contiguous slots": "contiguous_waste",
-    "pieces of exact size": "external_waste",
-    "pages": "paged_waste",
-}
+UTILIZATION_NAMES = texts_by_name("""
+    vllm: gpu_memory_utilization
+    none: gpu_memory_utilization
+    sglang: mem_fraction_static
+    trtllm: free_gpu_memory_fraction
+""")
+WASTES = texts_by_name("""
+    padded batch: padding_waste
+    contiguous slots: contiguous_waste
+    pieces of exact size: external_waste
+    pages: paged_waste
+""")
 
 
-def fit_table(records: Records, fits: Sequence[Fit], words: TypedWords) -> Table:
+def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
     """Return the table that `fit` prints, with one row per configuration.
 
     The title names the smallest configuration that fits, and the last line its engine's command. If
@@ -121,7 +128,7 @@ def fit_table(records: Records, fits: Sequence[Fit], words: TypedWords) -> Table
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
 
 
-def _described_row(records: Records, fits: Sequence[Fit]) -> int:
+def _described_row(records: Records, fits: Fits) -> int:
     """Return the index of the configuration in the sentence: the one with the most users, among
     those that fit like the first. Equal users are compared by their length.
 
@@ -179,7 +186,7 @@ def _users_notes(
     return notes
 
 
-def _comparable_records(records: Records, fits: Sequence[Fit]) -> Records:
+def _comparable_records(records: Records, fits: Fits) -> Records:
     """Return the records that fit and differ from the first only in model, engine or formats.
 
     Their lengths may differ too, if the request has no list of lengths.
@@ -189,7 +196,7 @@ def _comparable_records(records: Records, fits: Sequence[Fit]) -> Records:
     return equal_records(records, records[0], *keys)
 
 
-def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: bool) -> str:
+def _fit_sentence(records: Records, fits: Fits, index: int, is_server: bool) -> str:
     """Return the users that fit on the best configuration, and at the longest length. If some
     models do not fit, return their names instead.
 
@@ -214,7 +221,7 @@ def _fit_sentence(records: Records, fits: Sequence[Fit], index: int, is_server: 
             f", all but {', '.join(others)}",
         )
     counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
-    clauses: list[str] = []
+    clauses = []
     if last.length != best.length:
         counts += f" or {last.sequences:,} of {last.length:,}"
     elif last.options.requested_num_seqs != best.options.requested_num_seqs:
@@ -253,7 +260,7 @@ def _users(record: Record, other: Record) -> str:
     return f"{users:,}{f' of {length:,}' * (length != _size(other)[1])}"
 
 
-def _fit_clauses(records: Records, fits: Sequence[Fit], index: int) -> list[str]:
+def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     """Return what follows the users: rivals, the limit, the needed share or the whole cache."""
     record, best = records[index], fits[index]
     maximum = best.model.max_context or 0
@@ -303,7 +310,7 @@ def _missing_sentence(
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
-        verb = "do not" if count > 1 else "does not"
+        verb = f"do{'es' * (count == 1)} not"
         title = f"{requests[0].upper()}{requests[1:]} {verb} fit on"
     title += f" {placement_words(record)}: {advised.missing}."
     if not advised.fixes:
@@ -334,7 +341,7 @@ def has_different_values(records: Records, key: str) -> bool:
     return len({r[key] for r in records}) > 1
 
 
-def basis_line(records: Records, fits: Sequence[Fit]) -> str:
+def basis_line(records: Records, fits: Fits) -> str:
     """Return a footnote of `fit` with the model, data types, engine and memory share of all rows.
 
     Values that differ between rows are left out. Example: `llama-3.1-8b, bf16 weights, bf16 cache`.
@@ -398,7 +405,7 @@ def _accuracy(result: Fit, gpu: str) -> list[str]:
 
 
 def _details(
-    records: Records, fits: Sequence[Fit], result: Fit, fixes: Sequence[ConfigChange | None]
+    records: Records, fits: Fits, result: Fit, fixes: Sequence[ConfigChange | None]
 ) -> list[str]:
     """Return the notes for `--verbose`: settings, bytes of a request, transfers and memory."""
     first = records[0]

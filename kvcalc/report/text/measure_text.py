@@ -7,7 +7,7 @@ from statistics import median
 from kvcalc.records import Record
 from kvcalc.records.measure import GenerationRecord, MeasuredLayerRecord
 from kvcalc.report.text.table_layout import Table
-from kvcalc.report.text.tables import columns, seconds
+from kvcalc.report.text.tables import columns, distinct_values, seconds
 from kvcalc.units import format_bytes, format_si
 
 
@@ -77,7 +77,7 @@ def measured_table(rows: list[Record], version: str) -> Table:
         version: Version of torch, for a footnote.
     """
     medians = []
-    for phase in dict.fromkeys(r["phase"] for r in rows):
+    for phase in distinct_values(rows, "phase"):
         ratio = median(r["attention_ratio"] for r in rows if r["phase"] == phase)
         medians.append(f"{phase} attention takes {times(ratio)} its prediction")
     each = ", the median of each" if len(rows) > len(medians) else ""

@@ -20,7 +20,7 @@ from kvcalc.report.text.tables import (
     BOUND,
     MAX_WORDS,
     columns,
-    distinct_notes,
+    distinct_values,
     footnotes,
     seconds,
     time_details,
@@ -88,7 +88,7 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         *reasons,
         *time_details(rows),
         *_order_notes(answer),
-        *distinct_notes(rows, "fallback"),
+        *distinct_values(rows, "fallback"),
     ]
     commands: Sequence[str] = ()
     if first["meets"]:
@@ -102,10 +102,8 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         options = join_with_or([f"`{fix}`" for fix in fixes])
         notes = [basis, accuracy or notes[0], f"The targets are met with {options}."]
     if below := answer.cheaper:
-        size = "cheaper" if answer.prices else "smaller"
-        notes.append(
-            f"The closest {size} deployment is {deployment_words(below)}: {reason(below)}."
-        )
+        size = f"{'cheaper' if answer.prices else 'smaller'} deployment"
+        notes.append(f"The closest {size} is {deployment_words(below)}: {reason(below)}.")
     return [
         Table(rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands)
     ]

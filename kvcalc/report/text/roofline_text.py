@@ -15,6 +15,7 @@ from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
+    distinct_values,
     footnotes,
     kernel_seconds,
     memory_sentences,
@@ -59,7 +60,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[T
         passes: (deployment, records) of each pass. The records are one per operator, then their
             total.
     """
-    smallest_batches: dict[tuple[int, int], ComputeBoundBatches] = {}
+    smallest_batches = {}
     for deployment, records in passes:
         context = records[-1]["context"]
         key = id(deployment), context
@@ -69,7 +70,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[T
 
 
 def pass_table(
-    deployment: TimedDeployment, records: Records, smallest_batches: ComputeBoundBatches | None
+    deployment: TimedDeployment, records: Records, smallest_batches: ComputeBoundBatches
 ) -> Table:
     """Return the table of one forward pass: its operators, their parts, and the total.
 
@@ -80,11 +81,10 @@ def pass_table(
         deployment: Deployment of the pass.
         records: Records of the operators, then the total.
         smallest_batches: Batch size from which FFN or attention is compute-bound in a decode step,
-            by name (`FFN`, `attention`); the batch size is None if there is none. If the argument
-            is None, they are computed here. Callers with several tables compute them once.
+            by name (`FFN`, `attention`); the batch size is None if there is none.
     """
     total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
-    rows: list[Record] = []
+    rows = []
     for record in records:
         name = record["operator"]
         if name.endswith("_overhead"):
@@ -93,11 +93,6 @@ def pass_table(
         for part in record.get("parts", []):
             row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
             rows.append({**part, **row, "flops": part["flops"] or part["vector_flops"]})
-    if smallest_batches is None:
-        is_decode = total["phase"] == "decode"
-        smallest_batches = (
-            _compute_bound_batches(deployment, total["context"]) if is_decode else {}
-        )
     words = [
         f"{name} from batch {batch:,} on" if batch else f"{name} at no batch"
         for name, batch in smallest_batches.items()
@@ -314,7 +309,7 @@ def attention_table(records: Records) -> Table:
     ridges = dict.fromkeys(
         f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records
     )
-    caches = ", ".join(dict.fromkeys(r["kv_cache_dtype"] for r in records))
+    caches = ", ".join(distinct_values(records, "kv_cache_dtype"))
     notes = footnotes(
         f"Each row is {SHAPE} without projections, KV cache in {caches}.",
         "Above a gap of 1×, attention is memory-bound.",

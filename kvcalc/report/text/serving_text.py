@@ -16,7 +16,7 @@ from kvcalc.report.text.tables import (
     columns,
     comparable_records,
     digits,
-    distinct_notes,
+    distinct_values,
     footnotes,
     marked_columns,
     memory_sentences,
@@ -234,7 +234,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
     is_sweep = 0 < len(summaries) < len(records)
     rows = predictions_first(_tried(records) if is_sweep else records)
     first = rows[0]
-    plain: list[Record] = [{**r, "time_p90_error": None} for r in rows]
+    plain = [{**r, "time_p90_error": None} for r in rows]
     basis, *other_notes = time_footnotes(plain)
     details = [
         *pass_details(rows),
@@ -272,7 +272,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         _sustained(summaries) if summaries else _served(rows),
         footnotes(
             basis,
-            *distinct_notes(rows, "fallback"),
+            *distinct_values(rows, "fallback"),
             next(iter(accuracy)) if len(accuracy) == 1 else "",
             lengths_note,
             *other_notes,
@@ -283,7 +283,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
 
 def _tried(records: Records) -> list[Record]:
     """Return the rows of a sweep, one per rate that was tried. The sustained rate is marked."""
-    rows: list[Record] = []
+    rows = []
     sustained = None
     for r in records:
         if r["found_rate"] is not None:

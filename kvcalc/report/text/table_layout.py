@@ -365,34 +365,22 @@ def cell_text(column: Column, record: Record) -> str:
     return marks.get(record.get("time_basis", ""), "") + text
 
 
-class TableParts(NamedTuple):
-    """The parts of a table for Markdown and HTML.
-
-    Attributes:
-        title: The answer sentence.
-        columns: Columns that are shown.
-        rows: Texts of the cells. The first row has the headings.
-        notes: Footnotes and command lines.
-    """
-
-    title: str
-    columns: list[Column]
-    rows: list[list[str]]
-    notes: list[str]
-
-
-def table_parts(table: Table) -> TableParts:
+def table_parts(table: Table) -> tuple[str, list[Column], list[list[str]], list[str]]:
     """Return the title, columns, cells and notes of a table for Markdown and HTML.
 
     Without `--wide`, columns after the first 9 are dropped, and a note counts them.
 
     Args:
         table: The table.
+
+    Returns:
+        The answer sentence; the columns that are shown; the texts of the cells by row, of which the
+        first has the headings; and the footnotes and command lines.
     """
     choice = choose_columns(table)
     columns = choice.shown if table.wide else choice.shown[:MAX_COLUMNS]
     notes = [note for note in _notes(table, choice, len(columns)) if note]
-    return TableParts(table.title.strip(), columns, _cells(table, columns), notes)
+    return table.title.strip(), columns, _cells(table, columns), notes
 
 
 def markdown(table: Table) -> str:

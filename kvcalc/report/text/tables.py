@@ -250,12 +250,12 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def distinct_notes(records: Records, key: str) -> list[str]:
-    """Return the texts that the records have for a key, each only once; null and '' are left out.
+def distinct_values(records: Records, key: str) -> list[str]:
+    """Return the values that the records have for a key, each only once; null and '' are left out.
 
     Args:
         records: The records.
-        key: JSON key of a text, such as `memory_note`.
+        key: JSON key, such as `memory_note`.
     """
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
@@ -269,20 +269,6 @@ def records_that_fit(records: Records) -> list[Record]:
         records: The rows.
     """
     return [r for r in records if r.get("fits") is not False]
-
-
-def memory_warning(records: Records) -> str:
-    """Return a sentence that counts the rows whose batch does not fit in GPU memory.
-
-    Return '' if all rows fit. Return '' also if no row fits, because another note says so.
-
-    Args:
-        records: The rows of a table.
-    """
-    count = len(records) - len(records_that_fit(records))
-    if count in (0, len(records)):
-        return ""
-    return f"{count:,} of {len(records):,} rows do not fit in GPU memory."
 
 
 (FITS,) = columns(MemoryRecord, "fits")
@@ -404,20 +390,23 @@ def pass_notes(records: Records, *more: str) -> list[str]:
     """Return the footnotes of a table whose rows are batches of sequences with their times.
 
     The first note is the source of the times. Warnings, such as rows that do not fit in memory, and
-    the accuracy of the times follow. A note that does not apply is ''.
+    the accuracy of the times follow. A note that does not apply is ''. If no row fits in memory,
+    another note says so.
 
     Args:
         records: The rows.
         more: Warnings that precede the other warnings.
     """
     unknown = any(r.get("memory_note") for r in records)
+    misfits = len(records) - len(records_that_fit(records))
+    is_mixed = 0 < misfits < len(records)
     basis, accuracy, *reasons = time_footnotes(records)
     return [
         basis,
         *more,
-        memory_warning(records),
+        f"{misfits:,} of {len(records):,} rows do not fit in GPU memory." * is_mixed,
         "The KV cache budget of this engine is unknown for this model." * unknown,
-        *distinct_notes(records, "fallback"),
+        *distinct_values(records, "fallback"),
         accuracy,
         *reasons,
     ]
@@ -432,7 +421,7 @@ def pass_details(records: Records) -> list[str]:
     Args:
         records: The rows.
     """
-    reasons = distinct_notes(records, "memory_note")
+    reasons = distinct_values(records, "memory_note")
     return [
         *time_details(records),
         *node_notes(records),

@@ -8,8 +8,10 @@ A calibration has one kernel model for each family and kind of data (`bfloat16`,
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
+from kvcalc.arithmetic import maximum, minimum, where
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Settings
+from kvcalc.storage.formats import table_rows
 from kvcalc.timing.kernel_models.flash_attention import (
     DecodeAttention,
     FlashDecode,
@@ -57,13 +59,14 @@ else:
 # rows.
 MAX_DECODE_TOKENS = 16
 # Kinds to use instead, the nearest first.
-NEAREST = {
-    "fp8_block": ("fp8",),
-    "fp8": ("fp8_block", "fp8/fp8"),
-    "bfloat16/fp8": ("bfloat16/bfloat16",),
-    "fp8/fp8": ("bfloat16/fp8",),
-    "fp8/bfloat16": ("fp8/fp8", "bfloat16/bfloat16"),
-}
+_NEAREST_TABLE = """
+    fp8_block     fp8
+    fp8           fp8_block fp8/fp8
+    bfloat16/fp8  bfloat16/bfloat16
+    fp8/fp8       bfloat16/fp8
+    fp8/bfloat16  fp8/fp8 bfloat16/bfloat16
+"""
+NEAREST = {kind: nearest for kind, *nearest in table_rows(_NEAREST_TABLE)}
 # Only the times show fp8 attention: TensorRT-LLM runs bf16 prefill over an fp8 cache in fp8.
 FP8_PREFILL_STACK = "trtllm"
 ABSORBED_PREFILL_STACK = "sglang"  # its latent prefill was measured in the absorbed form
@@ -131,7 +134,7 @@ def _decode(kind: str, stack: str, gpu: Gpu) -> Candidates:
     data, _, kernel = kind.partition("/")
     if data not in ("bfloat16", "fp8"):
         return ()
-    fields: Settings = {"bytes": 1 if data == "fp8" else 2}
+    fields = {"bytes": 1 if data == "fp8" else 2}
     if not kernel and stack in HOPPER_SPLITS and gpu.architecture.startswith("Hopper"):
         return ((FlashDecode, fields | HOPPER_SPLITS[stack]),)
     if kernel == "triton" and stack in TRITON_PARTS:
@@ -161,7 +164,7 @@ def _sparse(kind: str, stack: str, gpu: Gpu) -> Candidates:
     _, _, stored = kind.partition("/")
     if stored not in ("bfloat16", "fp8", "fp8_block", "nvfp4"):
         return ()
-    fields: Settings = {"bytes": STORED_BYTES[stored]}
+    fields = {"bytes": STORED_BYTES[stored]}
     if stack == "sglang":  # beyond the batches of its CUDA graphs, times jump to the host's
         fields["graphs"] = 512 if gpu.architecture.startswith("Blackwell") else 256
     elif stack in ("vllm", "trtllm"):
@@ -184,30 +187,24 @@ def _attention_weight(*shape: Array) -> Array:
 
     Head width 192 has almost no weight, because stacks have a separate kernel for it.
     """
-    import numpy as np
-
     _, q_heads, kv_heads, head_dim, *_, window = shape
     group = q_heads / kv_heads
     is_common = (window == 0) & (group > 1) & (group <= 16)
-    weight = np.where(is_common, np.where(head_dim == 128, 1.0, 0.5), 0.1)
-    return np.where(head_dim == 192, 0.03, weight)
+    weight = where(is_common, where(head_dim == 128, 1.0, 0.5), 0.1)
+    return where(head_dim == 192, 0.03, weight)
 
 
 def _prefill_weight(*shape: Array) -> Array:
     """Return weights for prefill rows. Prompts that a pass times with the decode model have a
     weight of 0.3."""
-    import numpy as np
-
-    return _attention_weight(*shape) * np.where(shape[4] <= MAX_DECODE_TOKENS, 0.3, 1.0)
+    return _attention_weight(*shape) * where(shape[4] <= MAX_DECODE_TOKENS, 0.3, 1.0)
 
 
 def _gemm_weight(*shape: Array) -> Array:
     """Return weights for GEMM rows: 1 for matrix sizes of real models, 0.3 for others."""
-    import numpy as np
-
     _, n, k = shape
-    is_common = (np.minimum(n, k) >= 1024) & (np.maximum(n, k) <= 32768)
-    return np.where(is_common, 1.0, 0.3)
+    is_common = (minimum(n, k) >= 1024) & (maximum(n, k) <= 32768)
+    return where(is_common, 1.0, 0.3)
 
 
 FAMILIES = {

@@ -43,12 +43,12 @@ threads). An SM runs 2,048 threads.
     t       = t0 + attend + 4·batch·S·q_heads·head_dim/(em·BW) + write
 """
 
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal
 
 from kvcalc.arithmetic import ceil, is_any, maximum, minimum, select, sqrt, where
-from kvcalc.records import Settings
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
+    Arrays,
     GpuParameters,
     KernelModel,
     attended_tokens,
@@ -67,35 +67,12 @@ COMBINE_PART_US = 0.05
 MAX_GROUP = 32
 
 
-class DecodeLaunch(NamedTuple):
-    """The work of one call of an attention kernel in decode, over the caches of all sequences.
-
-    The kernel processes tiles. A tile is up to 64 query heads that read the keys and values of one
-    KV head of one sequence.
-
-    Attributes:
-        tiles: Number of tiles of all sequences together.
-        length: Cached tokens that each tile reads.
-        rate: Rate at which one streaming multiprocessor (SM) reads the cache [bytes/µs].
-        tau: Time of a tile in addition to the time of its read [µs].
-        read: Bytes of keys and values that are read for all sequences together.
-        missed: Share of `read`, from 0 to 1, that comes from memory because it is not in the L2
-            cache.
-    """
-
-    tiles: Array
-    length: Array
-    rate: Array
-    tau: Array
-    read: Array
-    missed: Array
-
-
 def decode_launch(
-    model: "DecodeAttention | FlashDecode", machine: GpuParameters, shape: tuple[Array, ...]
-) -> DecodeLaunch:
+    model: "DecodeAttention | FlashDecode", machine: GpuParameters, shape: Arrays
+) -> Arrays:
     """Return the tiles, tokens, rates and bytes of one call of an attention kernel in decode.
 
+    A tile is up to 64 query heads that read the keys and values of one KV head of one sequence.
     MHA, and models with many query heads per KV head, run other kernels than usual GQA. Their rates
     are the usual rates times the factors `rx` and `tx` of the kernel model.
 
@@ -104,6 +81,13 @@ def decode_launch(
         machine: Datasheet rates of the GPU.
         shape: Sizes of the call on one rank: sequences, query heads, KV heads, head width, cached
             tokens per sequence, and tokens of the sliding window (0 for none). Numbers or arrays.
+
+    Returns:
+        Number of tiles of all sequences together; cached tokens that each tile reads; rate at which
+        one streaming multiprocessor (SM) reads the cache [bytes/µs]; time of a tile in addition to
+        the time of its read [µs]; bytes of keys and values that are read for all sequences
+        together; and the share of these bytes that comes from memory because it is not in the L2
+        cache.
     """
     batch, q_heads, kv_heads, head_dim, kv_len, window = shape
     length = attended_tokens(kv_len, window)
@@ -121,7 +105,7 @@ def decode_launch(
     tau = model.tau * where(is_special, model.tx, 1)
     read = 2 * batch * kv_heads * length * head_dim * model.bytes
     missed = missed_share(read, model.cap, machine.l2, model.cold)
-    return DecodeLaunch(tiles, length, rate, tau, read, missed)
+    return tiles, length, rate, tau, read, missed
 
 
 class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
@@ -155,7 +139,7 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.3 60
         tau 0.05 30
         r 5e3 1e6
@@ -167,7 +151,7 @@ class DecodeAttention(KernelModel, frozen=True, tag="decode_attention"):
         tx 0.1 20
         reach 0.5 1.1
     """
-    CHOICES: ClassVar[tuple[Settings, ...]] = (
+    CHOICES = (
         *({"wide": wide} for wide in ("grouped", "per_head", "windowed")),
         *({"wide": wide, "parts": 1} for wide in ("grouped", "per_head")),
     )
@@ -276,7 +260,7 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         CHOICES: Forms of the model that a fit tries, each as values of fields that are not fitted.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.3 60
         tb 1e-4 0.2
         tau 0.05 30
@@ -288,7 +272,7 @@ class FlashDecode(KernelModel, frozen=True, tag="decode_attention_flash"):
         cap 0.05 1.5
         reach 0.5 1.1
     """
-    CHOICES: ClassVar[tuple[Settings, ...]] = ({"wide": "grouped"}, {"wide": "per_head"})
+    CHOICES = ({"wide": "grouped"}, {"wide": "per_head"})
 
     bytes: Literal[1, 2] = 2
     wide: Literal["grouped", "per_head"] = "grouped"
@@ -399,7 +383,7 @@ class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
             from its default value.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.5 80
         ec 0.02 1.1
         em 0.05 3
@@ -411,8 +395,8 @@ class PrefillAttention(KernelModel, frozen=True, tag="prefill_attention"):
         wide 0.1 3
         aw 0.1 3
     """
-    CHOICES: ClassVar[tuple[dict[str, str], ...]] = ({"rows": "packed"}, {"rows": "plain"})
-    PRIOR_DEVIATION: ClassVar[float] = 2.0
+    CHOICES = ({"rows": "packed"}, {"rows": "plain"})
+    PRIOR_DEVIATION = 2.0
 
     compute: int = 2
     rows: Literal["packed", "plain"] = "packed"

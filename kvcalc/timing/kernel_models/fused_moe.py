@@ -44,7 +44,7 @@ that a rank uses depends on the number of peers.
 """
 
 import math
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from kvcalc.arithmetic import (
     ceil,
@@ -63,8 +63,15 @@ from kvcalc.arithmetic import (
 )
 from kvcalc.layers.cost import ExpertsShape
 from kvcalc.records import Settings
+from kvcalc.storage.formats import table_rows
 from kvcalc.storage.quantization import family
-from kvcalc.timing.kernel_models.kernel_model import Array, GpuParameters, KernelModel, pnorm
+from kvcalc.timing.kernel_models.kernel_model import (
+    Array,
+    Arrays,
+    GpuParameters,
+    KernelModel,
+    pnorm,
+)
 
 Candidates = tuple[tuple[type[KernelModel], Settings], ...]
 
@@ -156,7 +163,7 @@ class ExpertLoad(NamedTuple):
 
     rows: Array
     touched: Array
-    tiles: tuple[Array, ...]
+    tiles: Arrays
 
 
 def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> ExpertLoad:
@@ -228,7 +235,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             `KernelModel`.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 1 150
         ec 0.05 1
         em 0.05 1
@@ -239,11 +246,9 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         be 0.02 100
         ts 1e-5 0.1
     """
-    SOFTNESS: ClassVar[float] = 0.06
-    PRIOR_DEVIATION: ClassVar[float] = 0.8
-    CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
-        {"tiles": rule} for rule in ("menu", "vllm", "sglang", "marlin", "openai")
-    )
+    SOFTNESS = 0.06
+    PRIOR_DEVIATION = 0.8
+    CHOICES = tuple({"tiles": rule} for rule in ("menu", "vllm", "sglang", "marlin", "openai"))
 
     bytes: float = 2.0
     compute: float = 2
@@ -282,7 +287,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         for n, k in ((wide, hidden), (hidden, width)):
             read = touched * n * k * self.bytes + rows * (k * self.bytes + 2 * n)
             memory = read / (self.em * machine.memory)
-            compute: Array = math.inf  # of the fastest plan
+            compute = math.inf  # of the fastest plan
             for count, tile_rows, columns in plans:
                 operands = (tile_rows + columns) * k * self.bytes
                 products = 2 * tile_rows * columns * k / rate
@@ -306,7 +311,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             return [(counts[m], m, n) for m, n in AUTOTUNED_TILES]
         rows, columns = self._tile(tokens, pairs / local_experts, local_experts)
         count = select([rows == m for m in TILE_ROWS], tiles, 0.0)
-        is_tuned: Any = False
+        is_tuned = False
         for tuned_experts, tuned_width in self.tuned:
             is_tuned = is_tuned | ((local_experts == tuned_experts) & (width == tuned_width))
         if not is_any(is_tuned):
@@ -330,7 +335,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             ranks: Number of ranks over which whole experts are spread.
         """
         tokens_per_row = experts / top  # tokens that give each expert a row
-        changes: dict[str, tuple[float, ...]] = {
+        changes = {
             "vllm": (32, 64, 96, 512),
             "vllm_block": (64,),
             "sglang": (experts / ranks,),
@@ -390,19 +395,20 @@ NOTES = {
 }
 
 # Weight format of a checkpoint → formats of measured rows; the first one in a calibration is used.
-ROW_FORMATS = {
-    "bf16": ("bfloat16",),
-    "fp16": ("bfloat16",),
-    "fp8": ("fp8", "fp8_block"),
-    "fp8_per_channel": ("fp8", "fp8_block"),
-    "fp8_block128": ("fp8_block", "fp8"),
-    "int4": ("int4_wo",),
-    "awq": ("int4_wo",),
-    "gptq": ("int4_wo",),
-    "mxfp4": ("w4a16_mxfp4",),
-    "mxfp4_weight_only": ("w4a16_mxfp4",),
-    "nvfp4": ("nvfp4",),
-}
+_ROW_FORMATS_TABLE = """
+    bf16               bfloat16
+    fp16               bfloat16
+    fp8                fp8 fp8_block
+    fp8_per_channel    fp8 fp8_block
+    fp8_block128       fp8_block fp8
+    int4               int4_wo
+    awq                int4_wo
+    gptq               int4_wo
+    mxfp4              w4a16_mxfp4
+    mxfp4_weight_only  w4a16_mxfp4
+    nvfp4              nvfp4
+"""
+ROW_FORMATS = {stored: formats for stored, *formats in table_rows(_ROW_FORMATS_TABLE)}
 
 
 def moe_kind(dtype: str, kernel: str) -> str:
@@ -446,7 +452,7 @@ def moe_candidates(kind: str, stack: str, gpu: str) -> Candidates:
     }
     if "triton" in parts:
         prefix = f"{stack} {gpu} {'bfloat16' if is_expanded else stored} "
-        sizes: list[tuple[int, int]] = []
+        sizes = []
         for line in TUNED_SIZES.splitlines():
             if line.startswith(prefix):
                 experts, *columns = line.removeprefix(prefix).replace(":", "").split()
@@ -481,7 +487,7 @@ def expert_kinds(shape: ExpertsShape) -> tuple[str, ...]:
     # int4 has groups of any size
     name = "int4" if shape.format.startswith("int4_g") else shape.format
     endings = [f"/{kernel}{suffix}" for kernel in kernels.split()] + [suffix]
-    formats = ROW_FORMATS.get(family(name), ())
+    formats = ROW_FORMATS.get(family(name), [])
     return tuple(f"{stored}{ending}" for stored in formats for ending in endings)
 
 
@@ -507,7 +513,7 @@ class AllReduce(KernelModel, frozen=True, tag="allreduce"):
         RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         h 0.005 10
         a1 0.3 60
         e1 0.02 1.5

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 from kvcalc.arithmetic import ceil, is_any, least_over, maximum, minimum, where
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
+    Arrays,
     GpuParameters,
     KernelModel,
     missed_share,
@@ -83,7 +84,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         TILES: Rows and columns of the tiles from which the kernel library may choose.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.2 40
         ec 0.2 1.1
         em 0.2 1.1
@@ -116,7 +117,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
     def best_plan_us(
         self,
         machine: GpuParameters,
-        shape: tuple[Array, ...],
+        shape: Arrays,
         element_bytes: float,
         prologue: Any = 0.0,
         stair: Any = 0.0,
@@ -147,8 +148,8 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
             tiles = ceil(m / rows) * ceil(n / columns)
             return tiles * (k * step_us(rows, columns)) / machine.sms
 
-        best: Array = math.inf
-        gain: Array = math.inf
+        best = math.inf
+        gain = math.inf
         for split in SPLITS:
             depth = maximum(k / split, MIN_DEPTH)
             waves_per_tile = split / machine.sms
@@ -212,13 +213,13 @@ class QuantizedGemm(Gemm, frozen=True, tag="gemm_fp8"):
         TILES: Rows and columns of the tiles from which the kernel library may choose.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.2 60
         bq 0.05 1.2
         pro 0.02 10
         sg 0.01 1
     """
-    TILES: ClassVar[tuple[tuple[int, int], ...]] = FP8_TILES
+    TILES = FP8_TILES
 
     bytes: float = 1.0
     t0: float = 4.0
@@ -255,7 +256,7 @@ class CutlassGemm(KernelModel, frozen=True, tag="gemm_cutlass"):
         RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.2 60
         ec 0.2 1.1
         em 0.2 1.1
@@ -332,7 +333,7 @@ class ResidentGemm(Gemm, frozen=True, tag="gemm_resident"):
             and its minimum and maximum in a fit.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         cap 0.02 1.5
         l2 3e5 6e7
     """
@@ -363,7 +364,7 @@ class ResidentQuantizedGemm(QuantizedGemm, frozen=True, tag="gemm_quantized_resi
             its name, and its minimum and maximum in a fit.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         cap 0.02 1.5
         l2 3e5 6e7
     """

@@ -18,6 +18,7 @@ from kvcalc.arithmetic import maximum, minimum, power, select, where
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Settings
+from kvcalc.storage.formats import table_rows
 
 
 class GpuParameters(NamedTuple):
@@ -61,9 +62,8 @@ def figures_of(gpu: Gpu) -> GpuParameters:
         UserError: The preset lacks the number of SMs, the size of the L2 or a matrix peak.
     """
     if not gpu.sms or not gpu.l2_bytes:
-        missing = "sms" if not gpu.sms else "l2_bytes"
         raise UserError(
-            f"{gpu.name} gives no {missing}, which the time laws need",
+            f"{gpu.name} gives no {'l2_bytes' if gpu.sms else 'sms'}, which the time laws need",
             "Only the datasheet bound applies",
         )
     return GpuParameters(
@@ -89,6 +89,7 @@ LAUNCH_US = 1.5
 STREAMING_SHARE = 0.8
 
 Array = Any  # a number, or a NumPy array of numbers
+Arrays = tuple[Array, ...]
 
 
 class Range(NamedTuple):
@@ -151,10 +152,9 @@ class KernelModel(
 
         The parameters are in the order of the fields.
         """
-        limits: dict[str, tuple[float, float]] = {}
+        limits = {}
         for base in reversed(cls.__mro__):
-            for line in vars(base).get("RANGES", "").strip().splitlines():
-                name, low, high = line.split()
+            for name, low, high in table_rows(vars(base).get("RANGES", "")):
                 limits[name] = float(low), float(high)
         defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
         return {

@@ -44,10 +44,9 @@ products: norms, RoPE, quantisation, copies and the write of the cache.
     overhead = t0 + t1·log2(b) + th·h + b·(tb + tbh·h)
 """
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from kvcalc.arithmetic import ceil, clip, hypot, log2, maximum, minimum, select, where
-from kvcalc.records import Settings
 from kvcalc.timing.kernel_models.flash_attention import best_split
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
@@ -89,7 +88,7 @@ class MlaDecode(KernelModel, frozen=True, tag="mla_decode"):
         RANGES: A line for each fitted parameter: its name, and its minimum and maximum in a fit.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.3 80
         tau 0.05 30
         r 5e3 2e6
@@ -167,20 +166,20 @@ class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
             from its default value.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.5 120
         ec 0.02 1.2
         em 0.05 1.2
         tau 0.005 30
         cast 0.05 40
     """
-    CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
+    CHOICES = tuple(
         {"attends": form, "tiles": tiles, "stair": stair}
         for form in ("expanded", "absorbed")
         for tiles in ("plain", "packed")
         for stair in (0.4, 1.0)
     )
-    PRIOR_DEVIATION: ClassVar[float] = 0.8
+    PRIOR_DEVIATION = 0.8
 
     compute: int = 2
     attends: Literal["expanded", "absorbed"] = "expanded"
@@ -200,7 +199,7 @@ class MlaPrefill(KernelModel, frozen=True, tag="mla_prefill"):
         if self.tiles == "packed":
             tile_tokens = where(length < rows, maximum(1, rows / heads), rows)
             count = minimum(count, ceil(length * heads / rows))
-        width: Array = WIDTHS_OF_FORMS[self.attends]
+        width = WIDTHS_OF_FORMS[self.attends]
         mean_keys = (length + tile_tokens) / 2
         last_keys = length
         if past:
@@ -263,7 +262,7 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
             `KernelModel`.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 1 400
         ti 0.1 150
         t1 0.05 60
@@ -275,7 +274,7 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
         ts 1e-5 0.5
         he 50 3000
     """
-    CHOICES: ClassVar[tuple[Settings, ...]] = tuple(
+    CHOICES = tuple(
         {"graphs": graphs, "heads": heads, "walk": walk, "host": host}
         for graphs, host in (
             (0, HOST_RATIO),
@@ -287,8 +286,8 @@ class SparseDecode(KernelModel, frozen=True, tag="dsa_decode_module"):
         for heads in (60, 500)
         for walk in ("whole", "shared")
     )
-    SOFTNESS: ClassVar[float] = 0.06
-    PRIOR_DEVIATION: ClassVar[float] = 0.8
+    SOFTNESS = 0.06
+    PRIOR_DEVIATION = 0.8
 
     bytes: float = 2.0
     graphs: int = 0
@@ -406,15 +405,15 @@ class MlaModule(KernelModel, frozen=True, tag="mla_decode_module"):
         RANGES, SOFTNESS, PRIOR_DEVIATION: How `calibrate` fits the parameters; see `KernelModel`.
     """
 
-    RANGES: ClassVar[str] = """
+    RANGES = """
         t0 0.1 150
         t1 0.01 40
         th 1e-3 2
         tb 1e-4 1
         tbh 1e-5 0.05
     """
-    SOFTNESS: ClassVar[float] = 0.06
-    PRIOR_DEVIATION: ClassVar[float] = 1.0
+    SOFTNESS = 0.06
+    PRIOR_DEVIATION = 1.0
 
     t0: float = 10
     t1: float = 2
