@@ -175,7 +175,7 @@ def _unknown(
         hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:
         # an alias of another family is printed itself
-        stems = {n: p.stem for n, p in aliases.items() if n[:3] == p.stem[:3]}
+        stems = {n: p.stem for n, p in aliases.items() if kind == "gpus" or n[:3] == p.stem[:3]}
         names = [*files, *aliases]
         if kind == "models":
             names = similar_models(name, names)
