@@ -23,8 +23,8 @@ _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
-    r"(?P<mtp>mtp$)|(?P<all>all$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|(?P<ollama>ollama)|"
-    r"(?P<speech>whisper|wav2vec|seamless|parakeet)|(?P<secret>gpt-?(?:[45]|3\.5))|"
+    r"(?P<mtp>mtp$)|(?P<all>all$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|"
+    r"(?P<ollama>ollama)|(?P<speech>whisper|wav2vec|seamless|parakeet)|(?P<secret>gpt-?(?:[45]|3\.5))|"
     r"(?P<file>.*\.gguf$)",
     re.IGNORECASE,
 )
