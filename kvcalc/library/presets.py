@@ -24,8 +24,8 @@ _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
     r"(?P<mtp>mtp$)|(?P<all>all$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|"
-    r"(?P<ollama>ollama)|(?P<speech>whisper|wav2vec|seamless|parakeet)|(?P<secret>gpt-?(?:[45]|3\.5))|"
-    r"(?P<file>.*\.gguf$)",
+    r"(?P<ollama>ollama)|(?P<speech>whisper|wav2vec|seamless|parakeet)|"
+    r"(?P<secret>gpt-?(?:[45]|3\.5))|(?P<file>.*\.gguf$)",
     re.IGNORECASE,
 )
 OWN_GPU_HINT = "A GPU without a preset is a file like `kvcalc gpus rtx-3060`: --gpu my-gpu.yaml"
