@@ -26,6 +26,7 @@ from kvcalc.report.text.tables import (
     pass_notes,
     per_token,
     percent,
+    plural,
     predictions_first,
     records_that_fit,
     reduction_words,
@@ -80,9 +81,17 @@ def size_table(
         records,
         SIZE_COLUMNS,
         _size_sentence(records),
-        footnotes(*_storage(records, models, block_size), equal),
+        footnotes(*_storage(records, models, block_size), equal, *_image_tokens(models)),
         details=[*dict.fromkeys(details)],
     )
+
+
+def _image_tokens(models: Mapping[str, Model]) -> list[str]:
+    """Return a note on the tokens of an image, for a single model with a known vision tower."""
+    *others, model = models.values()
+    if others or not model.vision:
+        return []
+    return [f"The largest image has {model.vision.tokens:,} tokens, part of the context."]
 
 
 def _storage(
@@ -170,8 +179,8 @@ def load_words(record: Record) -> str:
     Args:
         record: Record with the keys `context` and `batch_size`.
     """
-    batch, context = record["batch_size"], record["context"]
-    return f"{batch:,} × {context:,} tokens" if batch > 1 else f"{context:,} tokens"
+    batch, tokens = record["batch_size"], plural(record["context"], "token")
+    return f"{batch:,} × {tokens}" if batch > 1 else tokens
 
 
 class CompareRow(CompareRecord):
@@ -374,7 +383,7 @@ def _against_own_attention(deployment: "TimedDeployment", record: Record) -> lis
 
 def _variant(record: Record) -> str:
     """Return the name of a variant in a sentence."""
-    name = str(record["variant"])
+    name = str(record["variant"]).replace("none/", "its own attention and ")
     return "its own attention" if name.lower() == "none" else name
 
 

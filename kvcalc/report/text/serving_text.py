@@ -163,10 +163,9 @@ def _latency_sentence(records: Records) -> str:
     if names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
-    if best.get("uncached_ttft_s"):
-        clauses.append(
-            f", with TTFT {seconds(best['ttft_s'])} instead of {seconds(best['uncached_ttft_s'])}"
-        )
+    ttft = seconds(best["ttft_s"])
+    if uncached := best.get("uncached_ttft_s"):
+        clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
     if best.get("cost_per_million_tokens"):
@@ -174,7 +173,7 @@ def _latency_sentence(records: Records) -> str:
             f", and a million output tokens cost"
             f" {at_least}{best['cost_per_million_tokens']:,.2f}"
         )
-    if best["tpot_s"] and not (drafted or best.get("speedup")):
+    if is_plain := best["tpot_s"] and not (drafted or best.get("speedup")):
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
@@ -183,6 +182,8 @@ def _latency_sentence(records: Records) -> str:
     ]
     if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
         clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
+    if is_plain and not uncached:
+        clauses.append(f", TTFT {'≥ ' * bool(at_least)}{ttft}")
     if best.get("sequences_per_s"):
         rate = (
             f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
