@@ -115,7 +115,7 @@ def test_size(kvcalc: Run, line: str) -> None:
     title = " ".join(narrow.split()).partition(" model ")[0]
     for record in (choose(alike, key=lambda r: r["kv_cache_bytes"]) for choose in (min, max)):
         assert record["model"] in title and format_bytes(record["kv_cache_bytes"]) in title
-    assert f"{last['context']:,} tokens" in title
+    assert f"{last['context']:,} token" in title
     assert ("per GPU" in title) == (last["gpus"] > 1)
     assert (f"{format_bytes(last['weight_bytes'])} for its weights" in title) == (len(records) == 1)
 
@@ -123,7 +123,7 @@ def test_size(kvcalc: Run, line: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "compare llama-3.1-8b --batch-size 1,8",
+        "compare llama-3.1-8b --batch-size 1,8 --variants mha,none,mqa",
         "compare gemma-3-27b --gpu l40s --context 1k,64k --variants none,mqa/int8,mha,cla:2",
     ],
 )
