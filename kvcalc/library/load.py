@@ -316,7 +316,7 @@ def locate(name: str, kind: str) -> Place:
             path, remark="read from the folder of that name, which comes before the preset"
         )
     remark = f"the preset; write ./{name} for the file here" if exists_here else ""
-    if preset.stem[:3] != name[:3].lower():
+    if key(preset.stem)[:3] != key(name)[:3]:
         remark = remark or f"the preset with the layers of {name}"
     return Place(preset, True, remark)
 
