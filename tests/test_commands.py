@@ -141,7 +141,7 @@ def test_a_model_is_no_command_line() -> None:
         ("nvidia/Qwen3.6-35B-A3B-NVFP4", "qwen3.6-35b-a3b", "nvfp4"),
         ("bartowski/Meta-Llama-3-8B-Instruct.Q5_K_M.gguf", "llama-3-8b", "q5_k_m"),
         ("./models/llama-3.1-8b-iq4_xs+imatrix.gguf", "llama-3.1-8b", "iq4_xs+imatrix"),
-        ("deepseek-r1:32b-qwen-distill-q4_K_M", "qwen2.5-32b", "q4_k_m"),
+        ("deepseek-r1:32b-qwen-distill-q4_K_M", "deepseek-r1-distill-qwen-32b", "q4_k_m"),
         ("./deepseek-v3-bf16", "deepseek-v3", "bf16"),
         ("llama3.2:3b-instruct-q4_K_M", "llama-3.2-3b", "q4_k_m"),
         ("nobody/knows-this", "nobody/knows-this", ""),
