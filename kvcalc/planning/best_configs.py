@@ -13,6 +13,7 @@ import json
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
+from math import ceil
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -634,7 +635,10 @@ def answer_records(answer: BestConfigs, space: SearchSpace) -> list[PlanRecord]:
 def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """Return the engine's command line of one replica; None if its flags cannot describe it.
 
-    All data-parallel ranks get the same max_num_seqs: the sequences of the rank with the most.
+    All data-parallel ranks get the same max_num_seqs: the sequences n of the rank with the most. If
+    requests arrive at a rate, it is n + 3 · √n if so many fit. The number of running requests is
+    then about a Poisson variable, whose standard deviation is √n: it exceeds this limit with a
+    probability of about 0.1%. Example: 64 sequences give 88.
 
     Args:
         candidate: The deployment, with the number of sequences per replica.
@@ -642,9 +646,11 @@ def command(candidate: Candidate, space: SearchSpace) -> EngineCommand | None:
     """
     deployment, speculation = candidate.deployment, candidate.speculation
     ranks = deployment.parallelism
-    options = space.fit_options(
-        candidate.need, ranks.sequences(candidate.max_num_seqs) * ranks.dp
-    )
+    max_num_seqs = ranks.sequences(candidate.max_num_seqs)
+    if candidate.need.rate:
+        peak = ceil(max_num_seqs + 3 * max_num_seqs**0.5)
+        max_num_seqs = max(max_num_seqs, min(peak, candidate.capacity // ranks.dp))
+    options = space.fit_options(candidate.need, max_num_seqs * ranks.dp)
     if speculation:
         options = speculation.options(deployment.model, options)
     return command_of(deployment, options)

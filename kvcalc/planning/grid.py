@@ -25,6 +25,7 @@ from kvcalc.model.precision import Precision
 from kvcalc.planning.candidate_times import Array, DeploymentTimer
 from kvcalc.planning.search_space import SearchSpace, Speculation
 from kvcalc.question.plan_options import SEQUENCE_COUNTS, RequestLengths, Requirement
+from kvcalc.serving.request_latency import MAX_SUSTAINED_SHARE
 from kvcalc.serving.speculation import draft_model
 from kvcalc.timing.calibration import Calibration, load_calibration
 from kvcalc.timing.deployment import TimedDeployment
@@ -207,7 +208,8 @@ def make_batch(
     `max_num_seqs`, with as many replicas as the load needs.
 
     Without a number of users, prompts that arrive delay the decode steps of a replica, as
-    `delayed_share` says.
+    `prompt_delays` says. At a rate, a replica gets at most 95% (MAX_SUSTAINED_SHARE) of the
+    requests per second that it can complete, as in `serve`.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. With m output tokens per request, a replica with n sequences then generates n ·
@@ -236,6 +238,18 @@ def make_batch(
     ttft = prefill_s = np.where(capacity > 0, estimates.ttft[row], np.nan)
     e2e, output = estimates.e2e[cells], need.lengths.output
     steps_s = (output - 1) * tpot
+    # at peak rates, a pass may overlap prompts and decodes, so only the decode step is a lower
+    # bound of TPOT; a single sequence has no prompts beside it
+    is_timed = np.array([d.calibration is not None for d in deployments])[index]
+    is_delayed = is_timed & (sequences > 1) & (output > 1)
+    is_delayed &= not (need.users or is_disaggregated)
+    stages = np.array([d.parallelism.pp for d in deployments])[index]
+    ranks = deployments[0].parallelism.dp
+    num_prompts = np.maximum(timer.sizes[timer.columns[cells]] / ranks, 1)
+    prompt_s = (prefill_s + (e2e - steps_s) / num_prompts) / 2
+    pass_s, request_s = prompt_delays(step_s, prompt_s, stages, ranks)
+    batch_s = (output * pass_s + sequences * request_s).min(axis=0)
+    e2e = np.where(is_delayed, batch_s, e2e)
     if is_disaggregated:
         ttft = prefill_s + estimates.transfer_s[row]
         e2e = ttft + steps_s
@@ -245,19 +259,13 @@ def make_batch(
         total = need.users * per_sequence
     else:
         required = np.maximum(need.rate * output, need.min_throughput)
-        carried = np.where(rate > 0, rate, np.inf)
+        carried = np.where(rate > 0, rate, np.inf) * (MAX_SUSTAINED_SHARE if need.rate else 1)
         replicas = np.maximum(1, np.ceil(required / carried)).astype(np.int64)
         total = np.minimum(required, replicas * rate)
-        if not is_disaggregated:
-            prompt_s = (e2e - (output - 1) * step_s) / sequences
-            # 0 stages leave out the delay: at peak rates, a pass may overlap prompts and decodes,
-            # so only the decode step is a lower bound of TPOT; a single sequence has no prompts
-            # beside it
-            num_stages = [d.parallelism.pp if d.calibration else 0 for d in deployments]
-            stages = np.array(num_stages)[index] * (sequences > 1)
-            share = delayed_share(1 - total / output / replicas * prompt_s, stages)
-            step_s /= share
-            tpot /= share
+        speeds = (1 - total / output / replicas * request_s) * step_s / pass_s
+        speed = np.where(is_delayed, speeds.max(axis=0), 1)
+        step_s /= speed
+        tpot /= speed
     prefill_replicas = replicas * 0
     if is_disaggregated:
         busy = np.ceil(np.nan_to_num(total / output * prefill_s))
@@ -281,24 +289,32 @@ def make_batch(
     return CandidateBatch(need, timer.speculation, deployments, index, figures)
 
 
-def delayed_share(free: Array, stages: Array) -> Array:
-    """Return the decode step ÷ TPOT (time per output token), because prompts delay decode steps.
+def prompt_delays(
+    step_s: Array, prompt_s: Array, stages: Array, ranks: int
+) -> tuple[Array, Array]:
+    """Return seconds per pass and seconds per request, if prompts delay decode steps.
 
-    With one stage it is `free`, the share of time without prompts. Example: 2 requests per second
-    with prompts of 0.235 s leave a share of 0.53. A step of 24.6 ms becomes a TPOT of 46.4 ms, and
-    `serve` simulates 48.4 ms.
+    With r requests per second, TPOT is pass ÷ (1 − r · request). Each result is an array [2,
+    candidates], for two upper bounds of TPOT. The lower bound applies. With one pipeline stage
+    they are equal. Example: 2 requests per second with prompts of 0.235 s leave a share of 0.53.
+    A step of 24.6 ms becomes a TPOT of 46.4 ms, and `serve` simulates 48.4 ms.
 
-    With several pipeline stages, a prompt also delays the micro-batches of the other stages. The
-    result is then free^stages, but at least free ÷ stages, which approximates `serve`.
+    With several pipeline stages, a pass has a micro-batch per stage and takes as long as the
+    largest one. The first bound holds if prompts come in different passes: each delays a whole
+    pass. The second holds if many come in each pass: k prompts on p stages take the time of ⌈k/p⌉
+    prompts, on average (k + (p − 1) / 2) / p.
 
     Args:
-        free: Share of time without prompts, by candidate: 1 − requests per second of a replica ·
-            seconds per prompt in a batch of `max_num_seqs` prompts.
-        stages: Number of pipeline stages, by candidate; 0 for no delay.
+        step_s: Seconds of a decode step without prompts, by candidate.
+        prompt_s: Seconds by which a pass with one more prompt of each data-parallel rank is longer.
+        stages: Number of pipeline stages, by candidate.
+        ranks: Number of data-parallel ranks.
     """
     import numpy as np
 
-    return np.fmax(free**stages, free / np.maximum(stages, 1))
+    idle_s = prompt_s * (stages - 1) / (2 * stages)
+    request_s = prompt_s / ranks
+    return np.array([step_s, step_s + idle_s]), np.array([request_s, request_s / stages])
 
 
 def _number_candidates(

@@ -20,7 +20,7 @@ from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
 from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool, make_pool
-from kvcalc.serving.request_latency import cost_per_million
+from kvcalc.serving.request_latency import MAX_SUSTAINED_SHARE, cost_per_million
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
 from kvcalc.serving.simulation import KVTransfer, Progress, Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
@@ -548,8 +548,6 @@ def server_errors(
     return {f"{name}_p90_error": error for name, error in errors.items()}
 
 
-# maximum share of the saturation rate, so that the queue empties after a burst
-MAX_SUSTAINED_SHARE = 0.95
 # shares of the saturation rate that are tried
 TRIED_SHARES = (0.2, 0.4, 0.6, 0.8, MAX_SUSTAINED_SHARE, 1.1)
 MIN_GOOD_SHARE = 0.99  # share of requests that must meet every goal
