@@ -209,7 +209,7 @@ def make_batch(
 
     Without a number of users, prompts that arrive delay the decode steps of a replica, as
     `prompt_delays` says. At a rate, a replica gets at most 95% (MAX_SUSTAINED_SHARE) of the
-    requests per second that it can complete, as in `serve`.
+    requests per second that it completes with as many sequences as fit, as in `serve`.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. With m output tokens per request, a replica with n sequences then generates n ·
@@ -259,7 +259,10 @@ def make_batch(
         total = need.users * per_sequence
     else:
         required = np.maximum(need.rate * output, need.min_throughput)
-        carried = np.where(rate > 0, rate, np.inf) * (MAX_SUSTAINED_SHARE if need.rate else 1)
+        carried = np.where(rate > 0, rate, np.inf)
+        if need.rate:
+            highest = np.fmax.reduce(rate.reshape(len(deployments), -1), axis=1)
+            carried = np.fmin(carried, MAX_SUSTAINED_SHARE * highest[index])
         replicas = np.maximum(1, np.ceil(required / carried)).astype(np.int64)
         total = np.minimum(required, replicas * rate)
         speeds = (1 - total / output / replicas * request_s) * step_s / pass_s

@@ -51,11 +51,14 @@ def check(one: Candidate) -> None:
             assert one.tpot == same(total["time_s"] or total["roofline_s"])
         return
     whole = request(deployment, lengths.prompt, lengths.output, count, lengths.cached)
-    tpot = whole.tpot_s
-    if tpot and deployment.calibration and count > 1:  # prompts take a share of the time; bounds leave this out
-        share, stages = 1 - need.rate / one.replicas * whole.ttft_s / count, deployment.parallelism.pp
-        tpot /= max(share**stages, share / stages)
-    assert (one.tpot, one.e2e) == (same(tpot), same(whole.e2e_s))
+    tpot, e2e, ranks = whole.tpot_s, whole.e2e_s, deployment.parallelism
+    if tpot and need.rate and deployment.calibration and count > 1:  # prompts delay passes; bounds leave this out
+        size = max(1, -(-count // min(-(-count // ranks.dp), ranks.pp)) / ranks.dp)  # prompts of a rank in its micro-batch
+        prompt, rate = (one.ttft + whole.ttft_s / size) / 2, need.rate / one.replicas / ranks.dp
+        bounds = (tpot, prompt), (tpot + prompt * (ranks.pp - 1) / 2 / ranks.pp, prompt / ranks.pp)
+        e2e = min(lengths.output * step + count / ranks.dp * each for step, each in bounds)
+        tpot = min(step / (1 - rate * each) for step, each in bounds if rate * each < 1)
+    assert (one.tpot, one.e2e) == (same(tpot), same(e2e))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -99,11 +102,13 @@ def test_users_are_spread_over_replicas_and_all_have_a_seat() -> None:
         assert one.gpus <= 4
 
 
-def test_at_a_rate_prompts_delay_tokens_as_in_serve(kvcalc: Run) -> None:
-    words = "qwen3-32b --rate 2 --isl 4k --osl 500 --gpu h100 --tp 2 --pp 1 --format json"
-    planned = kvcalc(f"plan {words} --max-gpus 2").records[0]["tpot_s"]
-    served = kvcalc(f"serve {words} --num-prompts 1000").records[0]["tpot_p50_s"]
-    assert planned == pytest.approx(served, rel=0.05)
+@pytest.mark.parametrize("words", ["qwen3-32b --rate 2 --osl 500 --tp 2 --pp 1", "llama-3.1-70b --rate 1.3 --osl 200 --tp 2 --pp 2"])
+def test_at_a_rate_a_plan_s_server_keeps_up_in_serve(kvcalc: Run, words: str) -> None:
+    planned = kvcalc(f"plan {words} --isl 4k --gpu h100 --max-gpus 4 --format json").records[0]
+    seqs = planned["command"].split()[-1]  # with headroom for peaks
+    (served,) = kvcalc(f"serve {words} --isl 4k --gpu h100 --max-num-seqs {seqs} --num-prompts 1000 --format json").records
+    assert 0.75 < served["tpot_p50_s"] / planned["tpot_s"] < 1.05  # plans of pipelines are cautious
+    assert not served["diverges"] and served["ttft_p50_s"] < 1
 
 
 def test_a_rate_takes_as_many_replicas_as_carry_it() -> None:
@@ -112,7 +117,8 @@ def test_a_rate_takes_as_many_replicas_as_carry_it() -> None:
     )
     for one in every:
         if one.tokens_per_s:
-            assert (one.replicas - 1) * one.tokens_per_s < 10 * 100 <= one.replicas * one.tokens_per_s
+            carried = min(one.tokens_per_s, 0.95 * max(other.tokens_per_s or 0 for other in every))
+            assert (one.replicas - 1) * carried < 10 * 100 <= one.replicas * carried
     tried = {2**n for n in range(11)} | {3 * 2**n for n in range(2, 9)}  # to 1,024, from 8 on with the half between
     assert {one.max_num_seqs for one in every} == tried
 
