@@ -95,7 +95,8 @@ def serve_answer(
     if timeline and len(points) > 1:
         hint = "Give one --gpu, --policy, --cache, --rate and --max-concurrency"
         raise UserError("--timeline is of one run", hint)
-    kind = "search" if find_rate else _kind_of_load(loads, load)
+    is_run = load.get("rate") or any(w.requests or w.max_concurrency for w in loads)
+    kind = "search" if find_rate else "run" if is_run else "sweep"
     requests = {workload: sample_workload(workload) for workload in loads}
     total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
@@ -129,12 +130,6 @@ def serve_answer(
         _status=0 if is_complete else STATUS_INTERRUPTED,
         _is_silent=timeline == "-",
     )
-
-
-def _kind_of_load(loads: Sequence[Workload], load: Settings) -> str:
-    """Return `run` if the load has a rate, a trace or clients, otherwise `sweep`."""
-    has_clients = any(workload.requests or workload.max_concurrency for workload in loads)
-    return "run" if has_clients or load.get("rate") else "sweep"
 
 
 def _describe_lengths(requests: Sequence[Any], load: Settings, records: Records) -> str:

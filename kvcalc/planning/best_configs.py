@@ -285,10 +285,9 @@ def launch_lines(
     if prefill_replicas:
         words = [f"python {PROXY} --port {PROXY_PORT}"]
         for option, role in (("prefiller", PRODUCER), ("decoder", CONSUMER)):
-            for plural, values in zip(
-                ("hosts", "ports"), zip(*proxy[role], strict=True), strict=True
-            ):
-                words.append(f"--{option}-{plural} {' '.join(map(str, values))}")
+            hosts, ports = zip(*proxy[role], strict=True)
+            words.append(f"--{option}-hosts {' '.join(hosts)}")
+            words.append(f"--{option}-ports {' '.join(map(str, ports))}")
         lines.append(" ".join(words))
     return lines
 
@@ -415,6 +414,8 @@ class CandidateRanking:
         num_met: Number of added candidates that meet the targets.
     """
 
+    num_tried = num_met = 0
+
     def __init__(
         self, need: Requirement, space: SearchSpace, prices: Mapping[str, float] | None = None
     ) -> None:
@@ -422,8 +423,6 @@ class CandidateRanking:
         self.max_gpus = space.max_gpus
         self.prices = prices or {}
         self.fronts = {False: ParetoFront(), True: ParetoFront()}
-        self.num_tried = 0
-        self.num_met = 0
         self._rows = {gpu.name: row for row, gpu in enumerate(space.gpus)}
         self._best: dict[str, list[tuple[Key, Candidate]]] = {}
         self._has_bounds: dict[str, bool] = {}

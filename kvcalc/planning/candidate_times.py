@@ -13,7 +13,8 @@ from kvcalc.gpu.gpu import GpuRates
 from kvcalc.layers.batch import Batch
 from kvcalc.model.forward_pass import between_stages, handings, through_layers
 from kvcalc.model.model import Model
-from kvcalc.planning.search_space import RequestLengths, Speculation
+from kvcalc.planning.search_space import Speculation
+from kvcalc.question.plan_options import RequestLengths
 from kvcalc.serving.request_latency import BLOCK, blocks_of, prefill_passes
 from kvcalc.serving.speculation import StepTimes, verification
 from kvcalc.timing.deployment import TimedDeployment
@@ -154,8 +155,8 @@ class DeploymentTimer:
         self,
         deployments: Sequence[TimedDeployment],
         counts: Array,
-        speculation: Speculation | None = None,
-        draft: Model | None = None,
+        speculation: Speculation | None,
+        draft: Model | None,
     ) -> None:
         import numpy as np
 

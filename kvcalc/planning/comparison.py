@@ -41,20 +41,21 @@ class AttentionPoint(NamedTuple):
 
     label: str
     variant: str
-    phase: str = "decode"
+    phase: str
 
 
-POINTS = (
-    AttentionPoint("MHA", "mha"),
-    AttentionPoint("GQA-8", "gqa:8"),
-    AttentionPoint("GQA-4", "gqa:4"),
-    AttentionPoint("GQA-8 window 1024", "gqa:8/window:1024"),
-    AttentionPoint("MQA", "mqa"),
-    AttentionPoint("MLA absorbed", "mla"),
-    AttentionPoint("DSA top-2048", "dsa"),
-    AttentionPoint("MHA prefill", "mha", "prefill"),
-    AttentionPoint("MLA prefill", "mla/expanded", "prefill"),
-)
+POINT_LINES = """\
+MHA: mha: decode
+GQA-8: gqa:8: decode
+GQA-4: gqa:4: decode
+GQA-8 window 1024: gqa:8/window:1024: decode
+MQA: mqa: decode
+MLA absorbed: mla: decode
+DSA top-2048: dsa: decode
+MHA prefill: mha: prefill
+MLA prefill: mla/expanded: prefill
+"""
+POINTS = [AttentionPoint(*line.split(": ")) for line in POINT_LINES.splitlines()]
 
 
 def attention_records(

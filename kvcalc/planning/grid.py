@@ -240,16 +240,15 @@ def make_batch(
     steps_s = (output - 1) * tpot
     # at peak rates, a pass may overlap prompts and decodes, so only the decode step is a lower
     # bound of TPOT; a single sequence has no prompts beside it
-    is_timed = np.array([d.calibration is not None for d in deployments])[index]
-    is_delayed = is_timed & (sequences > 1) & (output > 1)
-    is_delayed &= not (need.users or is_disaggregated)
-    stages = np.array([d.parallelism.pp for d in deployments])[index]
+    can_delay = output > 1 and not (need.users or is_disaggregated)
+    num_stages = [d.parallelism.pp if d.calibration else 0 for d in deployments]
+    stages = np.array(num_stages)[index] * (sequences > 1) * can_delay
     ranks = deployments[0].parallelism.dp
     num_prompts = np.maximum(timer.sizes[timer.columns[cells]] / ranks, 1)
     prompt_s = (prefill_s + (e2e - steps_s) / num_prompts) / 2
     pass_s, request_s = prompt_delays(step_s, prompt_s, stages, ranks)
     batch_s = (output * pass_s + sequences * request_s).min(axis=0)
-    e2e = np.where(is_delayed, batch_s, e2e)
+    e2e = np.where(stages, batch_s, e2e)
     if is_disaggregated:
         ttft = prefill_s + estimates.transfer_s[row]
         e2e = ttft + steps_s
@@ -266,7 +265,7 @@ def make_batch(
         replicas = np.maximum(1, np.ceil(required / carried)).astype(np.int64)
         total = np.minimum(required, replicas * rate)
         speeds = (1 - total / output / replicas * request_s) * step_s / pass_s
-        speed = np.where(is_delayed, speeds.max(axis=0), 1)
+        speed = np.where(stages, speeds.max(axis=0), 1)
         step_s /= speed
         tpot /= speed
     prefill_replicas = replicas * 0
@@ -315,6 +314,7 @@ def prompt_delays(
     """
     import numpy as np
 
+    stages = np.maximum(stages, 1)
     idle_s = prompt_s * (stages - 1) / (2 * stages)
     request_s = prompt_s / ranks
     return np.array([step_s, step_s + idle_s]), np.array([request_s, request_s / stages])
@@ -330,10 +330,8 @@ def _number_candidates(
     """
     import numpy as np
 
-    counts = [len(SEQUENCE_COUNTS)] * len(deployments)
-    if need.users:
-        max_replicas = (space.max_gpus // d.parallelism.gpus for d in deployments)
-        counts = [min(count, need.users) for count in max_replicas]
+    max_replicas = (space.max_gpus // d.parallelism.gpus for d in deployments)
+    counts = [min(count, need.users) or len(SEQUENCE_COUNTS) for count in max_replicas]
     index = np.repeat(np.arange(len(counts)), counts)
     replicas = np.concatenate([np.arange(count) for count in counts]) + 1
     if need.users:

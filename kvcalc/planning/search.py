@@ -41,10 +41,11 @@ class CandidateFile:
         UserError: The path ends in neither .csv nor .jsonl.
     """
 
+    count = 0
+
     def __init__(self, path: str, prices: Mapping[str, float]) -> None:
         if path and path != "-" and not path.lower().endswith(SUFFIXES):
             raise UserError(f"points {path!r} should end in {' or '.join(SUFFIXES)}")
-        self.count = 0
         self._prices = prices
         self._is_csv = path.lower().endswith(".csv")
         self._file = OutputFile(path) if path else None

@@ -25,7 +25,6 @@ from kvcalc.question.options import (
     read_questions,
     spelled,
 )
-from kvcalc.question.plan_options import RequestLengths as RequestLengths
 from kvcalc.question.plan_options import Requirement, SpaceOptions
 from kvcalc.serving.speculation import ACCEPTANCE, draft_model
 
@@ -243,25 +242,22 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
         space_options.stack,
     )
     gpus = _gpus(space_options)
+
+    def values(names: str) -> dict[str, Any]:
+        return {name: getattr(space_options, name) for name in names.split()}
+
     space = SearchSpace(
         models=tuple(models),
         gpus=tuple(gpus),
-        max_gpus=space_options.max_gpus,
-        tp=space_options.tp,
-        pp=space_options.pp,
-        dp=space_options.dp,
-        ep=space_options.ep,
-        nodes=space_options.nodes,
+        **values("max_gpus tp pp dp ep nodes calibration_from"),
         precisions=_precisions(space_options),
         options=FitOptions(
             engine=choice.engine,
-            engine_version=space_options.engine_version,
-            gpu_memory_utilization=space_options.gpu_memory_utilization,
-            max_num_batched_tokens=space_options.max_num_batched_tokens,
-            enforce_eager=space_options.enforce_eager,
+            **values(
+                "engine_version gpu_memory_utilization max_num_batched_tokens enforce_eager"
+            ),
         ),
         calibration=choice.calibration,
-        calibration_from=space_options.calibration_from,
         drafts=tuple(_drafts(space_options)),
         disaggregate=(False, True) if space_options.disaggregate else (False,),
     )

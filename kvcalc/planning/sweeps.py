@@ -387,23 +387,21 @@ def speculation_curves(
     requested = dict.fromkeys(r.num_speculative_tokens for r in requests)
     usual = USUAL_DRAFTED if len(deployments) == 1 else (4,)
     counts = [count for count in requested if count] or usual
-    return [_speculation(d, requests[0], count) for d, count in product(deployments, counts)]
-
-
-def _speculation(
-    deployment: TimedDeployment, request: LatencyOptions, count: int
-) -> SpeculationCurve:
-    draft = drafting(deployment, request)
-    assert draft is not None
-    times = step_times(deployment, draft, request.mid_length, request.batch_size, count)
-    request = structs.replace(request, num_speculative_tokens=count)
-    return SpeculationCurve(
-        deployment=deployment,
-        draft=draft.model.name,
-        num_draft_tokens=count,
-        can_fit=request_memory(deployment, request)["fits"],
-        speedups=[float(times.speedup(rate)) for rate in ACCEPTANCE_RATES],
-    )
+    curves = []
+    for deployment, count in product(deployments, counts):
+        request = structs.replace(requests[0], num_speculative_tokens=count)
+        draft = drafting(deployment, request)
+        assert draft is not None
+        times = step_times(deployment, draft, request.mid_length, request.batch_size, count)
+        curve = SpeculationCurve(
+            deployment=deployment,
+            draft=draft.model.name,
+            num_draft_tokens=count,
+            can_fit=request_memory(deployment, request)["fits"],
+            speedups=[float(times.speedup(rate)) for rate in ACCEPTANCE_RATES],
+        )
+        curves.append(curve)
+    return curves
 
 
 def comparison_sweep(

@@ -159,8 +159,9 @@ for (_content, _family), _loss in LOSSES.items():
     if _content == "cache":
         _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
         QUALITY[_family] = Quality("as before", _note, "precision", _loss.scores)
+REPLACING_STEPS = "mha gqa mqa mla dsa"  # steps that replace the whole attention
 # the variant by its name in a model's attention
-OWN_NAMES = {name.upper(): name for name in ("mha", "gqa", "mqa", "mla", "dsa")} | {
+OWN_NAMES = {name.upper(): name for name in REPLACING_STEPS.split()} | {
     "window": "window",
     "budget": "evict",
 }
@@ -188,18 +189,8 @@ def quality_of(variant: str, attention: str) -> dict[str, Quality]:
 
 
 FORMS = (
-    "mha",
-    "mqa",
-    "gqa:8",
-    "mla:512+64",
-    "mla:512+64/expanded",
-    "dsa:512+64+128@2048",
-    "window:4096",
-    "hybrid:5/window:4096",
-    "cla:2",
-    "evict:4096",
-    "none",
-    "int8 …",
+    "mha, mqa, gqa:8, mla:512+64, mla:512+64/expanded, dsa:512+64+128@2048, window:4096, "
+    "hybrid:5/window:4096, cla:2, evict:4096, none, int8 …"
 )
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
 # the field that limits the tokens of a layer, by step
@@ -209,11 +200,8 @@ MLA_STEPS = ("absorbed", "expanded")
 PLAIN_STEPS = ("none", "mha", "mqa", *MLA_STEPS)
 NUMBER_STEPS = ("gqa", "cla", "hybrid", *LIMITS)
 NAMES = (*PLAIN_STEPS, "mla", "dsa", *NUMBER_STEPS)
-# a step of this kind replaces the whole attention, and with it the effect of these earlier steps
-REPLACING_STEPS, REPLACED_STEPS = (
-    ("mha", "mqa", "gqa", "mla", "dsa"),
-    (*LIMITS, "cla", "hybrid"),
-)
+# steps whose effect a later step of REPLACING_STEPS undoes
+REPLACED_STEPS = (*LIMITS, "cla", "hybrid")
 _MLA_SIZES = re.compile(r"(?P<kv_lora_rank>\d+)(\+(?P<qk_rope_head_dim>\d+))?")
 _DSA_SIZES = re.compile(rf"{_MLA_SIZES.pattern}\+(?P<index_head_dim>\d+)@(?P<index_topk>\d+k?)")
 ChangePart = Callable[[Sublayer], Sublayer]
@@ -314,15 +302,15 @@ def variant(model: Model, text: str) -> Variant:
 def _check_step(text: str, step: str, steps: Mapping[str, str]) -> None:
     """Raise UserError if a step is unknown, has a wrong value, or undoes an earlier step."""
     name, _, value = step.partition(":")
-    forms = f"Known forms: {', '.join(FORMS)}"
+    forms = f"Known forms: {FORMS}"
     undone = [steps[other] for other in steps if other in REPLACED_STEPS]
-    if undone and name in REPLACING_STEPS:
+    if undone and name in REPLACING_STEPS.split():
         raise UserError(
             f"variant {text!r}: {step} undoes {undone[0]}",
             f"Write {step} before it, or only one of them",
         )
     if name in NUMBER_STEPS and not value:
-        example = next(form for form in FORMS if form.startswith(f"{name}:"))
+        example = next(form for form in FORMS.split(", ") if form.startswith(f"{name}:"))
         raise UserError(f"variant {step!r} needs a number", f"Write {example}")
     if name in PLAIN_STEPS and value:
         raise UserError(f"variant {step} takes no value", forms)

@@ -89,9 +89,10 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     `replicas` decode. `prefill_replicas` are further ones that process only prompts; 0 if each
     replica does both. `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of
     a decode step with `max_num_seqs` sequences on each replica. At a rate, arriving prompts delay
-    the step. Tokens per second are output tokens. `time_basis` says where the times come from:
-    fitted to this GPU (calibrated), scaled from another GPU, or a datasheet bound. After a key's
-    meaning come the heading and the format of its table column.
+    the step, and the engine's command allows more sequences for peaks. Tokens per second are output
+    tokens. `time_basis` says where the times come from: fitted to this GPU (calibrated), scaled
+    from another GPU, or a datasheet bound. After a key's meaning come the heading and the format of
+    its table column.
     """
 
     nodes: Annotated[int, "nodes of one replica", "servers"]
@@ -101,7 +102,7 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     replicas: Annotated[int, "replicas of the deployment", "replicas"]
     prefill_replicas: Annotated[int, "replicas that process only prompts", "prefill replicas"]
     total_gpus: Annotated[int, "all replicas", "GPUs"]
-    max_num_seqs: Annotated[int, "setting of the engine", "target users/replica"]
+    max_num_seqs: Annotated[int, "sequences per replica for the times", "target users/replica"]
     capacity_sequences: Annotated[int, "maximum that fits on a replica"]
     kv_budget_low_bytes: Annotated[int, "KV cache budget of one GPU, low end of the range"]
     ttft_s: Annotated[

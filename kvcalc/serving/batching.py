@@ -290,7 +290,7 @@ class RankServer:
         now: Simulated time in seconds, from 0 at the beginning of the run.
     """
 
-    waiting: Any
+    now = 0.0
 
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         self.queue = queue
@@ -298,7 +298,7 @@ class RankServer:
         self.pool = setup.pool
         self.steps: Any = setup.steps
         self.limits = setup.limits
-        self.now = 0.0
+        self.waiting: deque[Any] = deque()
 
     @property
     def done(self) -> int:
@@ -336,10 +336,6 @@ class Static(RankServer):
     A batch has as many of the waiting requests as fit, padded to the longest prompt. The next batch
     begins only after the last answer of the batch is complete.
     """
-
-    def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
-        super().__init__(queue, setup)
-        self.waiting: deque[int] = deque()
 
     def run(self) -> bool:
         """Simulate the next batch of requests, from its prefill to its last output token.
@@ -436,6 +432,9 @@ class Continuous(RankServer):
         horizon: Simulated time in seconds until which all arrivals are known.
     """
 
+    admitted = prefill_bytes = reserved = waited = 0
+    horizon = inf
+
     def __init__(self, queue: ArrivalQueue, setup: ServerSetup) -> None:
         super().__init__(queue, setup)
         pool, hit_rate = setup.pool, setup.prefix_hit_rate
@@ -444,9 +443,6 @@ class Continuous(RankServer):
         self.allocated = memoryview(pool.allocated)
         self.stored_bytes = memoryview(pool.stored_bytes)
         self.decoding = Decoding(pool, setup.steps.drafting, self.log)
-        self.admitted = self.prefill_bytes = self.reserved = self.waited = 0
-        self.horizon = inf
-        self.waiting: deque[RunningRequest] = deque()
         self.prefilling: list[RunningRequest] = []
 
     @property

@@ -219,20 +219,17 @@ class Log:
         sequences_s: Number of sequences times seconds, summed over the passes [s].
     """
 
+    stride = 1
+    num_rows = passes = slots = padded = prefill_tokens = decode_tokens = 0
+    verified = yielded = found_tokens = preemptions = recomputed_tokens = peak = largest = 0
+    allocated_byte_s = stored_byte_s = busy_s = sequences_s = 0.0
+
     def __init__(self, count: int, rank: int = 0) -> None:
         times = np.full((len(TIMES), count), np.nan)
         self.arrived, self.scheduled, self.decode_scheduled, self.first, self.finished = times
         self.rejected = np.zeros(count, dtype=bool)
         self.rank = rank
-        self.stride = 1
-        self.num_rows = 0
         self.rows: list[PassRow] = []
-        self.passes = self.slots = self.padded = self.prefill_tokens = self.decode_tokens = 0
-        self.verified = self.yielded = self.found_tokens = 0
-        self.preemptions = self.recomputed_tokens = 0
-        self.peak = self.largest = 0
-        self.allocated_byte_s = self.stored_byte_s = 0.0
-        self.busy_s = self.sequences_s = 0.0
 
     def for_rank(self, rank: int, num_ranks: int) -> "Log":
         """Return a log for one rank, which writes the times of its requests into this common log.
@@ -305,12 +302,13 @@ class PrefixCache:
         shared_blocks: Number of blocks that the running requests save together by sharing.
     """
 
+    shared_blocks = 0
+
     def __init__(self, rate: float, pool: Pool) -> None:
         self.rate = rate
         self.block_size = pool.block_size
         self.block_bytes = pool.shared_block_bytes
         self.block_stored = pool.shared_block_stored
-        self.shared_blocks = 0
         self.blocks: dict[int, int] = {}
         self.users: Counter[int] = Counter()
 

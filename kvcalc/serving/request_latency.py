@@ -141,7 +141,8 @@ def request(
         raise UserError(
             f"a cached prefix of {cached:,} tokens leaves no token of a prompt of {input_len:,}"
         )
-    block = block_of(deployment.model)
+    # smaller blocks for models with 64 kinds of layers or more, whose arrays need much memory
+    block = BLOCK // max(1, passes_in_one(deployment.model) // SMALL_BLOCK_WEIGHT)
     prompt = [*prefill_passes(input_len, batch_size, cached, chunk, block, max_points)]
     is_timed = all(deployment.has_time(batch) for batch in prompt)
     step = Batch.prefill if no_cache else Batch.decode
@@ -210,18 +211,6 @@ def passes_in_one(model: Model) -> int:
         model: The model whose forward passes are timed.
     """
     return max(1, len(model.kinds) // FEW_KINDS)
-
-
-def block_of(model: Model) -> int:
-    """Return how many forward passes of this model kvcalc times in one call, as one array.
-
-    It is 16,384 for models with fewer than 64 kinds of layers, and smaller for other models,
-    because their arrays need much memory.
-
-    Args:
-        model: The model whose passes are timed.
-    """
-    return BLOCK // max(1, passes_in_one(model) // SMALL_BLOCK_WEIGHT)
 
 
 def blocks_of(first: int, end: int, block: int = BLOCK, max_points: int = 0) -> Iterator[Any]:

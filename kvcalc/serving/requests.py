@@ -336,6 +336,7 @@ class ArrivalQueue:
     """
 
     is_computed = False
+    done = 0
 
     def __init__(
         self,
@@ -365,7 +366,6 @@ class ArrivalQueue:
         self.fits: list[bool] = pool.fits(requests.input_len + requests.output_len - 1).tolist()
         self.clients = clients
         self.due = requests.arrival_s
-        self.done = 0
         self.answers: list[float] = []
         arrivals = self.due + clients.path_s + clients.path_s_per_token * requests.input_len
         order = arrivals[: clients.concurrency or None].argsort(kind="stable")

@@ -374,16 +374,13 @@ class Server:
         """Return the options of `fit` for this server."""
         settings, drafting = self.settings, self.drafting
         names = (
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "block_size",
-            "gpu_memory_utilization",
-            "kv_cache_memory_bytes",
+            "max_num_seqs max_num_batched_tokens block_size gpu_memory_utilization "
+            "kv_cache_memory_bytes"
         )
         is_mtp = settings.draft == "mtp"
         return options_for(
             self.deployment,
-            **{name: getattr(settings, name) for name in names},
+            **{name: getattr(settings, name) for name in names.split()},
             max_model_len=settings.max_model_len or longest,
             mtp=is_mtp,
             draft=drafting.draft.model if drafting and not is_mtp else None,
@@ -612,13 +609,14 @@ class Sweep:
         self.runs: dict[float, SimulationResult] = {}
         self.is_complete = True
         saturation_rate = self.server.saturation_rate or 0.0
+        max_rate = _round_rate(MAX_SUSTAINED_SHARE * saturation_rate)
         try:
-            self._search(saturation_rate, _round_rate(MAX_SUSTAINED_SHARE * saturation_rate))
+            self._search(saturation_rate, max_rate)
         except KeyboardInterrupt:
             if not self.runs:
                 raise
             self.is_complete = False
-        rate = self._sustained_rate(_round_rate(MAX_SUSTAINED_SHARE * saturation_rate))
+        rate = self._sustained_rate(max_rate)
         self.tried = [self.runs[rate] for rate in sorted(self.runs)]
         run = self.runs[rate] if rate else self.tried[0]
         record = {**run.record, "rate": rate or None, "found_rate": rate}

@@ -87,7 +87,8 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         tried,
         *reasons,
         *time_details(rows),
-        *_order_notes(answer),
+        *["Rows with ≥ have no measured kernel model and are not ranked."]
+        * bool(answer.unranked),
         *distinct_values(rows, "fallback"),
     ]
     commands: Sequence[str] = ()
@@ -104,6 +105,8 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
     if below := answer.cheaper:
         size = f"{'cheaper' if answer.prices else 'smaller'} deployment"
         notes.append(f"The closest {size} is {deployment_words(below)}: {reason(below)}.")
+    if len(answer.best_by_gpu) > 1 and not answer.prices:
+        notes.append("Sorted by GPU count. Add `--price-per-hour h100=2.5,…` to rank by cost.")
     return [
         Table(rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands)
     ]
@@ -201,16 +204,6 @@ def _is_unproven(answer: BestConfigs) -> bool:
     return is_bound and bool(has_target)
 
 
-def _order_notes(answer: BestConfigs) -> list[str]:
-    """Return notes on the order of the rows."""
-    lines = []
-    if len(answer.best_by_gpu) > 1 and not answer.prices:
-        lines.append("Rows are sorted by GPU count. Add `--price-per-hour` to sort by cost.")
-    if answer.unranked:
-        lines.append("Rows with ≥ have no measured kernel model and are not ranked.")
-    return lines
-
-
 def _commands(row: Record) -> tuple[list[str], list[str]]:
     """Return the command lines of a deployment, and a note on the replicas that they start."""
     lines = list(row["commands"] or ())
@@ -230,16 +223,17 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
 def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     """Return a table with the best deployment of each requirement."""
     rows = [_row(record) for record in firsts]
-    met = sum(row["meets"] for row in rows)
+    met = [row for row in rows if row["meets"]]
     tried = sum(answer.num_tried for answer in plan.answers)
     size = "cheapest" if plan.answers[0].prices else "smallest"
     limit = f"up to {plan.space.max_gpus} GPUs"
-    count = f"All {met}" if met == len(plan.answers) else f"{met} of {len(plan.answers)}"
     verb = "may be" if any(map(_is_unproven, plan.answers)) else "are"
-    title = f"{count} requirements {verb} met with {limit}."
+    title = f"{len(met)} of {len(plan.answers)} requirements {verb} met with {limit}."
     notes = footnotes(", ".join(format_words(rows)), *time_footnotes(rows)) if rows else []
     details = [f"Each row is the {size} deployment", f"{tried:,} configurations tried"]
-    return Table(rows, PLAN_COLUMNS, title, notes, details=details)
+    commands, about = _commands(met[0]) if met else ([], [])
+    details += ["The command is of the first row that meets its targets", *about]
+    return Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)
 
 
 DIAGNOSIS_COLUMNS = columns(

@@ -310,12 +310,16 @@ def _sustained(summaries: Records) -> str:
         return answer_sentence(f"{server} misses {goals}, even for one request at a time")
     at_least, at_most = _bound_words(best)
     rate = f"{server} sustains {at_most}{digits(best['found_rate'])} requests/s"
+    wait = f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
     if goals:
-        return answer_sentence(rate, f" with {goals}", " for 99% of requests")
-    cost, wait = "", f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
-    if best.get("cost_per_million_tokens"):
-        cost = f" at {at_least}{best['cost_per_million_tokens']:,.2f} per million output tokens"
-    return answer_sentence(rate, cost, wait)
+        rate, wait = f"{rate} with {goals}", " for 99% of requests" * (not _cost(best))
+    return answer_sentence(rate, _cost(best), wait)
+
+
+def _cost(record: Record) -> str:
+    """Return a clause with the cost of output tokens; '' without a price."""
+    cost = record.get("cost_per_million_tokens")
+    return f" at {_bound_words(record)[0]}{cost:,.2f} per million output tokens" if cost else ""
 
 
 def _server_name(record: Record, records: Records) -> str:
@@ -374,12 +378,13 @@ def _served(records: Records) -> str:
     equal = [r for r in equal if r["completed"]]
     if not equal:
         return answer_sentence(f"{_server_words(first)} serves none of these requests")
-    key, sign, title = "throughput_tokens_per_s", -1, "the most of these servers"
+    key, sign, faster = "throughput_tokens_per_s", -1, "the tokens/s of"
     if first["rate"] and not any(r["diverges"] for r in equal):
-        key, sign, title = "e2e_p50_s", 1, "the fastest of these servers"
-    best = min(equal, key=lambda r: sign * (r.get(key) or 0.0))
-    values = [r.get(key) or 0.0 for r in equal]
-    is_best = bool(sides(equal, SERVER).keys) and max(values) > MIN_VISIBLE_RATIO * min(values)
+        key, sign, faster = "e2e_p50_s", 1, "as fast as"
+    ranked = sorted(equal, key=lambda r: sign * r[key])
+    best, names = ranked[0], sides(ranked, SERVER).names
+    factor = (ranked[-1][key] / best[key]) ** sign
+    is_best = names[0] != names[-1] and factor > MIN_VISIBLE_RATIO
     at_least, at_most = _bound_words(best)
     server = _server_name(best, equal)
     goals = _goals(best)
@@ -400,18 +405,17 @@ def _served(records: Records) -> str:
         )
         if best["diverges"] is False and not at_most:
             work = f"keeps up with {best['rate']:.4g} requests/s"
-        start = f"{server} {work}"
-        clauses = [f", {title}"] * is_best
+        start = f"{server} {work}{_cost(best)}"
+        clauses = [f", {ratio(factor)} {faster} {names[-1] or 'the slowest'}"] * is_best
         if goals:
             share = f"{at_most}{best['slo_attainment']:.1%} of"
             if best["slo_attainment"] == 1 and not at_most:
                 share = "all"
             clauses.append(f", and {share} requests meet the targets")
-        clauses.append(f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}")
+        p50, p99 = (seconds(best[f"ttft_{name}_s"]) for name in ("p50", "p99"))
+        clauses.append(f", with TTFT p50 {at_least}{p50} and p99 {at_least}{p99}")
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
-    if cost := best.get("cost_per_million_tokens"):
-        clauses.append(f", at {at_least}{cost:,.2f} per million output tokens")
     return answer_sentence(start, *clauses)
 
 
