@@ -229,7 +229,7 @@ def test_both_forms_of_mla_are_variants(kvcalc: Run) -> None:
 
 
 def test_every_note_of_quality_names_its_source() -> None:
-    assert set(QUALITY) == {f.partition(":")[0] for f in FORMS.split(", ")} - {"none", "int8 …", "hybrid"} | {"int8", "int4", "fp8", "fp4"}
+    assert set(QUALITY) == {*re.findall(r"(?:^|, )(\w+)", FORMS)} - {"none", "hybrid"} | {"int4", "fp8", "fp4"}
     assert all(word in str(q) for q in QUALITY.values() for word in ("(", ")"))
     assert all(any(name in str(q) for name in ("arXiv", "DeepSeek", "LMDeploy", "SGLang")) for q in QUALITY.values())
     assert quality_of("gqa:8/window:4096", "") == {"gqa:8": QUALITY["gqa"], "window:4096": QUALITY["window"]}
