@@ -14,7 +14,6 @@ from kvcalc.library.load import with_changes
 from kvcalc.planning.sweeps import sparse_reads
 from kvcalc.planning.variants import variant
 from kvcalc.report.charts.size_plot import sparse_reads_chart
-from kvcalc.report.text import roofline_text
 from kvcalc.timing.deployment import TimedDeployment, pass_records
 
 BF16 = Precision("bf16")
@@ -172,18 +171,10 @@ def place(name: str, card: str = "h100", context: int = 4096) -> Any:
     return lambda batch: bounds(forward(model, Batch.decode(context, batch), BF16), found)
 
 
-def ffn(operator: Operator) -> bool:
-    return operator.role is Role.FFN
-
-
-def reads_cache(operator: Operator) -> bool:
-    return operator.role is Role.CORE
-
-
 def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
     """gate_up has 4·T·D·F FLOPs and 4·D·F + 2·T·(D + 2·F) bytes, down is similar. Together, compute then takes longer than
     memory."""
-    d, f, t = 4096, 11_008, compute_bound_batch_size(place("llama-2-7b"), ffn)
+    d, f, t = 4096, 11_008, compute_bound_batch_size(place("llama-2-7b"), Role.FFN)
 
     def compute_bound(t: int) -> bool:
         times = {"compute": 0.0, "memory": 0.0}
@@ -199,17 +190,16 @@ def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
 
 def test_plain_attention_never_turns_and_that_is_said(kvcalc: Run) -> None:
     for name in ("llama-2-7b", "llama-3-8b"):
-        assert compute_bound_batch_size(place(name), reads_cache) is None
-    assert compute_bound_batch_size(place("llama-2-7b"), lambda o: False) is None
-    out = kvcalc("roofline llama-2-7b --gpu h100").joined
-    assert f"FFN from batch {compute_bound_batch_size(place('llama-2-7b'), ffn):,} on, attention at no batch" in out
+        assert compute_bound_batch_size(place(name), Role.CORE) is None
+    out = kvcalc("roofline llama-2-7b --gpu h100 -v").joined
+    assert f"FFN from batch {compute_bound_batch_size(place('llama-2-7b'), Role.FFN):,} on, attention never" in out
 
 
 def test_mla_turns_on_a_gpu_whose_knee_is_lower() -> None:
     """241.8 is above the ridge point of an H20 (148 TFLOP/s over 4 TB/s) at any batch size."""
     assert load_gpu("h20").knee < 100
-    assert compute_bound_batch_size(place("deepseek-v3", "h20"), reads_cache) == 1
-    assert compute_bound_batch_size(place("deepseek-v3", "h100"), reads_cache) is None
+    assert compute_bound_batch_size(place("deepseek-v3", "h20"), Role.CORE) == 1
+    assert compute_bound_batch_size(place("deepseek-v3", "h100"), Role.CORE) is None
 
 
 # ---- records and the command
@@ -314,20 +304,13 @@ def test_a_mixed_pass_is_one_matrix_of_all_its_rows(kvcalc: Run) -> None:
     assert found["attention"]["flops"] == 2 * 32 * 32 * 2 * 128 * pairs
 
 
-def test_what_turns_compute_bound_is_worked_out_once_a_context(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four passes at two contexts need two bisections, and each table has the sentence of its context."""
-    asked: list[int] = []
-    worked_out = roofline_text._compute_bound_batches
-
-    def counted(deployment: TimedDeployment, context: int) -> str:
-        asked.append(context)
-        return worked_out(deployment, context)
-
-    monkeypatch.setattr(roofline_text, "_compute_bound_batches", counted)
+def test_each_pass_names_what_differs(kvcalc: Run) -> None:
+    """Each table has the sentence of its own context, batch size and weights."""
     shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
-    assert asked == [64, 900]
-    alone = kvcalc("roofline gpt2 --context 900 --batch-size 8").joined
-    assert shown.endswith(alone)
+    assert shown.endswith(kvcalc("roofline gpt2 --context 900 --batch-size 8").joined)
+    assert "with fp8 + bf16 weights, batch 1 and" in kvcalc("roofline llama-3-8b -q bf16,fp8").joined
+    assert "81% of its bytes are KV cache" in kvcalc("roofline llama-3-8b --batch-size 64 --context 8k").joined
+    assert "FFNs become compute-bound at 322 tokens" in kvcalc("roofline llama-3-8b --phase prefill").joined
 
 
 def test_the_lm_head_runs_on_the_last_position_or_on_all(kvcalc: Run) -> None:

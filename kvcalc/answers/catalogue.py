@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import Answer
 from kvcalc.answers.deployments import gpu_words, model_words, models_of
+from kvcalc.errors import UserError
 from kvcalc.library.load import (
     all_gpus,
     all_models,
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from kvcalc.model.model import Model
     from kvcalc.report.charts.chart import Chart
 
+# words in the printed names of attention, by which `models` selects
+ATTENTIONS = "mha, mqa, gqa, mla, dsa, window, mamba, deltanet"
+
 
 def run_models(
     model_name: str = "", *, family: str = "", attention: str = "", import_: str = ""
@@ -38,8 +42,8 @@ def run_models(
     full is printed as its YAML text.
 
     Args:
-        model_name: Model to show in full, a comma-separated list of models, or a part of preset
-            names; '' for all presets.
+        model_name: Model to show in full, a comma-separated list of models, a part of preset names,
+            or an attention such as mla; '' for all presets.
         family: List only models of this family; '' for all.
         attention: List only models with this attention: mla, gqa or window; '' for all.
         import_: Path of a config.json, or another model name, to print as the YAML text of a
@@ -47,19 +51,21 @@ def run_models(
     """
     from kvcalc.library.huggingface.notes import preset_text_of
 
+    if model_name.lower() in ATTENTIONS.split(", "):
+        model_name, attention = "", model_name
     if import_:
         model = load_model(import_)
         return Answer([model_record(model)], list, _yaml=preset_text_of(model))
+    names = beginning(model_name, "models") if model_name else []
     if len(model_words([model_name])) > 1:
         models = models_of([model_name])
-    elif model_name and not beginning(model_name, "models"):
+    elif model_name and not names:
         return _model_answer(model_name)
     else:
-        models = all_models(
-            family, attention, beginning(model_name, "models") if model_name else []
-        )
+        models = all_models(family, attention, names)
+    if not models:
+        raise UserError("no preset matches", f"Words of --attention: {ATTENTIONS}")
     records = [model_record(model) for model in models]
-
     return Answer(records, lambda: [model_table(records)])
 
 
@@ -67,7 +73,6 @@ def _model_answer(name: str) -> Answer:
     from kvcalc.library.huggingface.notes import to_yaml
 
     model: Model = load_model(name)
-    is_preset = locate(name, "models").preset
 
     def formulas() -> str:
         from kvcalc.layers.batch import ONE_GPU
@@ -78,7 +83,7 @@ def _model_answer(name: str) -> Answer:
         shape = model, 8192, 1, Precision("bf16"), 16, ONE_GPU
         return explain_size(size_record(*shape), *shape)
 
-    text = preset_text(name, "models") if is_preset else to_yaml(model)
+    text = preset_text(name, "models") if locate(name, "models").preset else to_yaml(model)
     return Answer([model_record(model)], list, _formulas=formulas, _yaml=text)
 
 
@@ -99,7 +104,7 @@ def run_gpus(gpu_name: str = "", *, vendor: str = "") -> Answer:
         return _gpus_answer([load_gpu(word) for word in gpu_words(gpu_name)])
     names = beginning(gpu_name, "gpus") if gpu_name else []
     if not gpu_name or names:
-        return _gpus_answer(all_gpus(vendor, names))
+        return _gpus_answer(all_gpus(vendor, names) or [load_gpu(vendor)])
     if gpu_name.lower() in {gpu.vendor.lower() for gpu in all_gpus()}:
         return _gpus_answer(all_gpus(gpu_name))
     return _gpu_answer(gpu_name, load_gpu(gpu_name))
@@ -112,8 +117,8 @@ def _gpu_answer(name: str, gpu: "Gpu") -> Answer:
 
     record, memories = gpu_record(gpu), hierarchy_table(gpu)
 
-    width = shutil.get_terminal_size((WIDTH, 0)).columns
-    lines = [f"# {line}".rstrip() for line in lay_out(memories, width - 2).lines()]
+    laid_out = lay_out(memories, shutil.get_terminal_size((WIDTH, 0)).columns - 2)
+    lines = [f"# {line}".rstrip() for line in laid_out.lines()]
     text = "\n".join([*lines, "", preset_text(name, "gpus")])
 
     def draw() -> "list[Chart]":

@@ -58,11 +58,13 @@ def latency_answer(
         from kvcalc.planning.sweeps import latency_sweep
         from kvcalc.report.charts.load_plot import latency_chart
 
-        sweep = latency_sweep(deployments, [request for _, request in points])
-        return latency_chart(sweep, requests[0])
+        return latency_chart(
+            latency_sweep(deployments, [request for _, request in points]), requests[0]
+        )
 
     notes = remarks(
         [deployment.model for deployment in deployments],
         max(request.context for request in requests),
     )
-    return Answer(records, lambda: list(latency_tables(records)), draw, _notes=notes)
+    bandwidth = deployments[0].gpu.bandwidth_bytes_per_s
+    return Answer(records, lambda: latency_tables(records, bandwidth), draw, _notes=notes)

@@ -169,8 +169,9 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "list[Chart]
             raise UserError(
                 "the figure 'no-cache' shows one model at a time", f"Give only {models[0].name}"
             )
-        work = sweeps.generation_work(models[0], last, precision)
-        return size_plot.generation_work_chart([work])
+        return size_plot.generation_work_chart(
+            [sweeps.generation_work(models[0], last, precision)]
+        )
     deployments = [
         TimedDeployment(model, gpu, precision).with_calibration()
         for model in models

@@ -98,8 +98,8 @@ def roofline_answer(
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.roofline_plot import roofline_chart
 
-        gpus = {deployment.gpu.name: deployment.gpu for deployment in deployments}
-        return roofline_chart([records for *_, records in passes], [*gpus.values()])
+        gpus = [deployment.gpu for deployment in deployments]
+        return roofline_chart([records for *_, records in passes], gpus)
 
     def formulas() -> str:
         from kvcalc.report.explain import explain_roofline
@@ -113,7 +113,7 @@ def roofline_answer(
 
     return Answer(
         [record for *_, records in passes for record in records],
-        lambda: list(pass_tables([(d, records) for d, _, records in passes])),
+        lambda: list(pass_tables(passes)),
         draw,
         -1,
         _formulas=formulas,

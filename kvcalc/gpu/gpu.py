@@ -9,7 +9,7 @@ import msgspec
 
 from kvcalc.arithmetic import maximum
 from kvcalc.errors import UserError, shown_briefly
-from kvcalc.layers.cost import Cost, Operator
+from kvcalc.layers.cost import Cost, Operator, Role
 from kvcalc.layers.part import Number, PresetStruct
 from kvcalc.model.model import Source
 from kvcalc.storage.formats import table_rows
@@ -548,7 +548,7 @@ MAX_BATCH = 1 << 20
 
 def compute_bound_batch_size(
     pass_bounds: Callable[[int], Sequence[BoundedOperator]],
-    is_selected: Callable[[Operator], bool],
+    role: Role,
 ) -> int | None:
     """Return the smallest batch size at which compute limits most of the selected operators' time.
 
@@ -558,12 +558,11 @@ def compute_bound_batch_size(
     Args:
         pass_bounds: Function of a batch size. It returns the operators of a forward pass over this
             batch, with their minimum times.
-        is_selected: Function that returns whether an operator is selected, such as only the
-            attention.
+        role: Kind of the selected operators, such as FFN.
     """
 
     def is_compute_bound(batch_size: int) -> bool:
-        operators = [p for p in pass_bounds(batch_size) if is_selected(p.operator)]
+        operators = [p for p in pass_bounds(batch_size) if p.operator.role is role]
         return bool(operators) and total_bound(operators) == "compute"
 
     if not is_compute_bound(MAX_BATCH):

@@ -119,17 +119,17 @@ def _gemm_kind(dtype: str, stored: str, calibration: Calibration) -> str:
     return "fp8_block" if family(stored) == _BLOCKS else "fp8"
 
 
-def _served_gemm(kernel_model: KernelModel, bf16_t0: float | None) -> KernelModel:
+def _served_gemm(kernel_model: KernelModel, bf16_model: KernelModel | None) -> KernelModel:
     """Return the kernel model of GEMMs in serving: weights in memory, inputs already quantised.
 
     Args:
         kernel_model: The fitted kernel model.
-        bf16_t0: Microseconds of the launches of a bf16 GEMM, if known.
+        bf16_model: The kernel model of bf16 GEMMs, if known. Launches take no longer than its own.
     """
     if isinstance(kernel_model, ResidentGemm | ResidentQuantizedGemm):
         kernel_model = replace(kernel_model, cold=True)
     if isinstance(kernel_model, QuantizedGemm | CutlassGemm):
-        t0 = kernel_model.t0 if bf16_t0 is None else min(kernel_model.t0, bf16_t0)
+        t0 = min(kernel_model.t0, getattr(bf16_model, "t0", math.inf))
         row = {"row": 0.0} if isinstance(kernel_model, CutlassGemm) else {}
         return replace(kernel_model, t0=t0, bq=math.inf, **row)
     return kernel_model
@@ -178,7 +178,7 @@ class KernelTimer(NamedTuple):
             if not entry:
                 return None
             bf16_model = self.calibration.kernel_model("gemm", "bfloat16")
-            kernel_model = _served_gemm(entry.law, getattr(bf16_model, "t0", None))
+            kernel_model = _served_gemm(entry.law, bf16_model)
             sizes = maximum(shape.m, 1), shape.n, shape.k, shape.stored
             return KernelTime(kernel_model.us(self.parameters, *sizes), entry)
         if isinstance(shape, CollectiveShape):  # its part within a node
@@ -210,14 +210,12 @@ class KernelTimer(NamedTuple):
 
         tokens = maximum(shape.tokens, 1)
         us = us_of(tokens)
-        changes: tuple[float, ...] = ()
-        if isinstance(kernel_model, FusedMoe):
-            changes = kernel_model.tile_changes(shape.top_k, shape.experts, shape.ranks)
-        for last_tokens in changes:
+        if not isinstance(kernel_model, FusedMoe):
+            return KernelTime(us, entry)
+        for last in kernel_model.tile_changes(shape.top_k, shape.experts, shape.ranks):
             # With the tile of fewer tokens, so that more tokens never take less time.
-            has_more = tokens > last_tokens
-            if is_any(has_more):
-                us = where(has_more, maximum(us, us_of(max(1.0, floor(last_tokens)))), us)
+            if is_any(tokens > last):
+                us = where(tokens > last, maximum(us, us_of(max(1.0, floor(last)))), us)
         return KernelTime(us, entry)
 
     def module_overhead(self, shape: SparseShape, kernels_us: Any) -> KernelTime | None:
@@ -407,7 +405,7 @@ def mla_kernels_us(
     )
     us = attention.us(parameters, batch, heads, length)
     for kernel_model, n, k in gemms:
-        served = _served_gemm(kernel_model, getattr(absorbed, "t0", None))
+        served = _served_gemm(kernel_model, absorbed)
         us = us + served.us(parameters, batch, n + batch * 0, k + batch * 0)
     return us
 

@@ -109,10 +109,10 @@ def operator_seconds(
         bound_s = cost_bound(cost, operator.dtype, gpu).seconds
         message_us = latency_us(operator)
         entry, basis = None, SCALED
-        us = bound_s * 1e6 + LAUNCH_US + message_us
-        if operator.kind == "vector":
-            us = cost.bytes / (STREAMING_SHARE * timer.parameters.memory)
-        elif operator.name == "indexer" and operator.dtype == "fp8":
+        us = cost.bytes / (STREAMING_SHARE * timer.parameters.memory)
+        if operator.kind != "vector":
+            us = maximum(us, bound_s * 1e6) + LAUNCH_US + message_us
+        if operator.name == "indexer" and operator.dtype == "fp8":
             us = maximum(us, cost.flops / (INDEXER_SHARE * timer.parameters.bf16))
         if kernel and is_any(kernel.us != kernel.us):  # NaN: not measured there
             us = where(kernel.us == kernel.us, kernel.us, us)

@@ -189,10 +189,10 @@ def test_roofline(kvcalc: Run, line: str) -> None:
     for cell, row in zip(shown.column("shape"), rows, strict=True):
         sizes = [row.get(key) for key in ("heads", "m", "n", "k") if row.get("heads")] or [row.get(k) for k in ("m", "k", "n")]
         assert cell == "–" if sizes[0] is None else [float(n.replace(",", "")) for n in cell.split(" × ")] == pytest.approx(sizes)
-    moved = next(text for text in kvcalc(f"{line} -v").out.splitlines() if text.startswith("bytes moved: "))
-    words = moved.removeprefix("bytes moved: ").split(", ")
+    moved = next(text for text in kvcalc(f"{line} -v").out.splitlines() if text.startswith("Bytes: "))
+    words = moved.removeprefix("Bytes: ").removesuffix(".").split(", ")
     for word, key in zip(words, ("weight_bytes", "cache_bytes", "activation_bytes"), strict=True):
-        assert holds(word.split()[1], whole[key] / whole["bytes"], "percent")
+        assert holds(word.split()[-1], whole[key] / whole["bytes"], "percent")
     least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
     title = " ".join(out.split())
     what = "prefill" if "prefill" in line else "decode step"
@@ -220,7 +220,7 @@ def test_latency(kvcalc: Run, line: str) -> None:
         check(below, records, SPECULATION | asked, "draft,drafted,accepted,TPOT,speed-up,draft cache")
     first, title = records[0], " ".join(out.split())
     least = "at least " if first["time_basis"] == "bound" else ""
-    tokens = f"{first['input_len']:,} input and {first['output_len']:,} output tokens"
+    tokens = f"{first['input_len']:,} input and {first['output_len']:,} output token"
     assert title.startswith(f"llama-3.1-8b on 1× h100-sxm takes {least}{seconds(first['e2e_s'])} for {tokens}")
     assert "--draft" not in line or f", and {seconds(first['speculative_e2e_s'])} with draft llama-3.2-1b" in title
 

@@ -70,14 +70,18 @@ def measured_chart(records: Records) -> Chart:
         series.append(Series(phase, xs, ys, "points", labels=labels, colour=number))
         ys = [r["attention_flops"] / r["attention_predicted_s"] for r in rows]
         sizes = [0.04] * len(rows)  # a hollow mark with a size hides no other mark
-        name = f"{phase}, predicted"
-        series.append(Series(name, xs, ys, "hollow", sizes, colour=number))
+        series.append(Series(f"{phase}, predicted", xs, ys, "hollow", sizes, colour=number))
     subtitle = (
         f"{first['device']}, {first['dtype']}: {si_tick('B/s')(bandwidth)} and "
         f"{si_tick('FLOP/s')(peak)} measured; points: attention or scan only"
     )
-    title = "Measured layers under the measured roofline"
-    return Chart(title, subtitle, INTENSITY_AXIS, FLOPS_AXIS, series)
+    return Chart(
+        "Measured layers under the measured roofline",
+        subtitle,
+        INTENSITY_AXIS,
+        FLOPS_AXIS,
+        series,
+    )
 
 
 def generation_chart(records: Records) -> Chart:
@@ -103,8 +107,9 @@ def generation_chart(records: Records) -> Chart:
         ]
     subtitle = f"{first['device']}, {first['dtype']}: prompt of {first['prompt_len']:,}"
     x = Axis("tokens so far", whole_tick, log=False)
-    y = Axis("time", seconds)
-    return Chart(f"{first['model']}: time per token", subtitle, x, y, series)
+    return Chart(
+        f"{first['model']}: time per token", subtitle, x, Axis("time", seconds), series
+    )
 
 
 def predicted_against_measured(

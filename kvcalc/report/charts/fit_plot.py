@@ -149,6 +149,6 @@ def _heat_map(records: Records, size: int) -> Chart:
         Series(f"{users:,}", (), row, "cells", labels=labels[users])
         for users, row in depths.items()
     ]
-    contexts = dict.fromkeys(context_name(r["context"]) for r in records)
+    contexts = [*dict.fromkeys(context_name(r["context"]) for r in records)]
     title = f"{records[0]['model']} on {placement_words(records[0])}"
-    return Chart(title, "", Axis("context, tokens"), Axis("users"), series, [*contexts])
+    return Chart(title, "", Axis("context, tokens"), Axis("users"), series, contexts)

@@ -228,8 +228,9 @@ def load_chart(records: Records) -> list[Chart]:
     places = [float(record.get(loads) or record["requests_per_s"]) for record in served]
     names = sides(served, [*SERVER, others]).names
     servers: Servers = {name: [] for name in names}
-    rows = zip(places, names, served, strict=True)
-    for load, name, record in sorted(rows, key=lambda row: row[0]):
+    for load, name, record in sorted(
+        zip(places, names, served, strict=True), key=lambda row: row[0]
+    ):
         servers[name].append((load, record))
     about = _common_words(served)
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
@@ -258,9 +259,8 @@ def load_chart(records: Records) -> list[Chart]:
         if all(r.get(key) for r in served):
             y = Axis("", tick, log=False)
             charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
-    subtitle = "; ".join(filter(None, [charts[0].subtitle, about]))
-    charts[0] = charts[0]._replace(subtitle=subtitle)
-    return charts
+    about = "; ".join(filter(None, [charts[0].subtitle, about]))
+    return [charts[0]._replace(subtitle=about), *charts[1:]]
 
 
 def _common_words(records: Records) -> str:

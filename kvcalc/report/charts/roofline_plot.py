@@ -280,8 +280,8 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
         name = f"{', '.join(same)} {peak / 1e12:g} TFLOP/s"
         ys = [low * gpu.bandwidth_bytes_per_s, peak, peak]
         series.append(Series(name, [low, ridge, ends[1]], ys, "solid", colour=GREY))
-        text = f"ridge point {ridge:.1f}"
-        series.append(Series("", [ridge], [peak], "points", [0.0], [text], GREY))
+        labels = [f"ridge point {ridge:.1f}"]
+        series.append(Series("", [ridge], [peak], "points", [0.0], labels, GREY))
     return series
 
 
@@ -321,5 +321,5 @@ def _attention_point(record: Record) -> Series:
     if record["to_knee"] > 1 or record["phase"] == "decode":
         labels = [f"{key} (gap {record['to_knee']:,.3g}×)"]
         key = ""
-    y = record["flops"] / record["roofline_s"]
-    return Series(key, [record["intensity"]], [y], "points", [0.12], labels, colour)
+    ys = [record["flops"] / record["roofline_s"]]
+    return Series(key, [record["intensity"]], ys, "points", [0.12], labels, colour)

@@ -150,8 +150,9 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
         if level not in memories and level["bytes_per_s"]:
             series.append(limit_line(level["level"], level["bytes_per_s"]))
     size, rate = Axis("size", tick=bytes_tick), Axis("bandwidth", tick=si_tick("B/s"))
-    title = f"Memory hierarchy of {name}"
-    return Chart(title, "bandwidth is of one direction", size, rate, series)
+    return Chart(
+        f"Memory hierarchy of {name}", "bandwidth is of one direction", size, rate, series
+    )
 
 
 def generation_work_chart(works: "Sequence[GenerationWork]") -> list[Chart]:
@@ -258,9 +259,11 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
         y = ys[reads.sparse.contexts.index(reads.crossing)]
         text = f"reads less from {reads.crossing:,} tokens on"
         series.append(Series("", [reads.crossing], [y], "points", labels=[text], colour=2))
-        ratio = series[0].ys[-1] / ys[-1]
-        length = f"{tokens_tick(reads.dense.contexts[-1])} tokens"
-        title = f"Sparse attention reads {ratio:.1f}× fewer bytes than MLA at {length}"
+        title = (
+            f"Sparse attention reads {series[0].ys[-1] / ys[-1]:.1f}× fewer bytes than MLA at"
+            f" {tokens_tick(reads.dense.contexts[-1])} tokens"
+        )
     subtitle = f"bytes read per layer and decode step; cache {reads.sparse.kv_cache_dtype}"
-    y_axis = Axis("bytes read per layer", bytes_tick)
-    return Chart(title, subtitle, CONTEXT_AXIS, y_axis, series)
+    return Chart(
+        title, subtitle, CONTEXT_AXIS, Axis("bytes read per layer", bytes_tick), series
+    )

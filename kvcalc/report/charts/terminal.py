@@ -89,8 +89,11 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
         row = place(0, y_share(series.ys[0]))[0] // 4
         cells |= dict.fromkeys(((row, column) for column in range(width)), LEVEL)
     key = []
-    for index, series in enumerate(visible):
-        mark = MARKS[index % len(MARKS)]
+    number, colour = -1, -2
+    for series in visible:
+        if series.label or series.colour != colour:  # otherwise points of the line before
+            number += 1
+        colour, mark = series.colour, MARKS[number % len(MARKS)]
         places = [
             place(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)
         ]
@@ -99,7 +102,8 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
                 _draw_line(cells, start, end)
             places = places[-1:]
         cells |= {(row // 4, column // 2): mark for row, column in places}
-        key.append((mark, series.label or ", ".join(filter(None, series.labels))))
+        if name := series.label or ", ".join(filter(None, series.labels)):
+            key.append((mark, name))
     key += [(LEVEL, series.label) for series in levels]
     lines = [chart.y.title]
     for row in reversed(range(HEIGHT)):

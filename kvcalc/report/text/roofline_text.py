@@ -1,16 +1,17 @@
 """Printed answers of `roofline` for one pass, and of a GPU's memory hierarchy."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache, partial
-from typing import Annotated, TypeAlias, TypedDict
+from math import log
+from typing import Annotated, TypedDict
 
-from kvcalc.gpu.gpu import Gpu, Host, compute_bound_batch_size
+from kvcalc.gpu.gpu import BoundedOperator, Gpu, Host, compute_bound_batch_size
 from kvcalc.layers.batch import Batch
-from kvcalc.layers.cost import Operator, Role
+from kvcalc.layers.cost import Role
 from kvcalc.planning.comparison import SHAPE
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import Figure
 from kvcalc.records.roofline import AttentionRecord, OperatorRecord
+from kvcalc.report.row_names import DEPLOYMENT, equal_records, sides
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     answer_sentence,
@@ -21,10 +22,10 @@ from kvcalc.report.text.tables import (
     memory_sentences,
     pass_details,
     pass_notes,
-    seconds,
     whole,
 )
 from kvcalc.timing.deployment import TimedDeployment
+from kvcalc.units import format_si
 
 
 class OperatorRow(OperatorRecord):
@@ -43,97 +44,76 @@ ROOFLINE_COLUMNS = columns(
     "operator layer time_s share roofline_s bound intensity flops bytes count overhead | "
     "shape vector_flops weight_bytes cache_bytes activation_bytes",
 )
-BYTE_KEYS = {
+BYTES = {
     "weights": "weight_bytes",
-    "cache": "cache_bytes",
+    "KV cache": "cache_bytes",
     "activations": "activation_bytes",
 }
-# smallest compute-bound batch size of FFN and attention; None if no batch size is
-ComputeBoundBatches: TypeAlias = dict[str, int | None]
-PHASES = {"decode": "a decode step", "prefill": "a prefill"}
+PHASES = {"decode": "decode step", "prefill": "prefill", "mixed": "mixed pass"}
+SIZES = {"decode": "batch {:,}", "prefill": "{:,} tokens"}
 
 
-def pass_tables(passes: Sequence[tuple[TimedDeployment, Records]]) -> Iterator[Table]:
-    """Yield a table of operators for each forward pass.
-
-    Args:
-        passes: (deployment, records) of each pass. The records are one per operator, then their
-            total.
-    """
-    smallest_batches = {}
-    for deployment, records in passes:
-        context = records[-1]["context"]
-        key = id(deployment), context
-        if records[-1]["phase"] == "decode" and key not in smallest_batches:
-            smallest_batches[key] = _compute_bound_batches(deployment, context)
-        yield pass_table(deployment, records, smallest_batches.get(key, {}))
-
-
-def pass_table(
-    deployment: TimedDeployment, records: Records, smallest_batches: ComputeBoundBatches
-) -> Table:
-    """Return the table of one forward pass: its operators, their parts, and the total.
+def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Iterator[Table]:
+    """Yield a table of operators for each forward pass: its operators, their parts, and the total.
 
     A part is one operation of a fused operator, as if it ran in a kernel of its own. The record of
-    a fused operator contains its parts. A footnote names the smallest compute-bound batch sizes.
+    a fused operator contains its parts. A footnote names the smallest compute-bound sizes.
 
     Args:
-        deployment: Deployment of the pass.
-        records: Records of the operators, then the total.
-        smallest_batches: Batch size from which FFN or attention is compute-bound in a decode step,
-            by name (`FFN`, `attention`); the batch size is None if there is none.
+        passes: (deployment, batch, records) of each pass. The records are one per operator, then
+            their total.
     """
-    total = dict(records[-1]) | {"basis": records[-1].get("basis") or deployment.basis}
-    rows = []
-    for record in records:
-        name = record["operator"]
-        if name.endswith("_overhead"):
-            name = name.replace("_", " ")
-        rows.append({**record, "operator": name, "shape": shape(record)})
-        for part in record.get("parts", []):
-            row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
-            rows.append({**part, **row, "flops": part["flops"] or part["vector_flops"]})
-    words = [
-        f"{name} from batch {batch:,} on" if batch else f"{name} at no batch"
-        for name, batch in smallest_batches.items()
-    ]
-    compute = f"Compute-bound: {', '.join(words)}." if words else ""
-    tokens = total["equal_reads_context"]
-    reads = f"Cache and weight reads are equal at {tokens:,} tokens." if tokens else ""
-    shares = [f"{name} {total[key] / total['bytes']:.1%}" for name, key in BYTE_KEYS.items()]
-    return Table(
-        rows,
-        _ordered_columns(records),
-        _pass_sentence(deployment, total, smallest_batches.get("FFN")),
-        footnotes(*pass_notes([total], *memory_sentences([total])), compute, reads),
-        details=[
-            f"bytes moved: {', '.join(shares)}",
-            _assumptions(deployment),
-            *pass_details([total]),
-        ],
-    )
+    names = sides([records[-1] for *_, records in passes], DEPLOYMENT[2:6]).names
+    for name, (deployment, _, records) in zip(names, passes, strict=True):
+        total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
+        rows = []
+        for record in records:
+            operator = record["operator"]
+            if operator.endswith("_overhead"):
+                operator = operator.replace("_", " ")
+            rows.append({**record, "operator": operator, "shape": shape(record)})
+            for part in record.get("parts", []):
+                row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
+                rows.append({**part, **row, "flops": part["flops"] or part["vector_flops"]})
+        sizes = _compute_bound_sizes(deployment, total["phase"], total["context"])
+        words = [
+            f"{role} from {size} on" if size else f"{role} never"
+            for role, size in sizes.items()
+        ]
+        compute = f"Compute-bound: {', '.join(words)}." if words else ""
+        tokens = total["equal_reads_context"]
+        reads = f"Cache and weight reads are equal at {tokens:,} tokens." if tokens else ""
+        shares = [f"{label} {total[key] / total['bytes']:.1%}" for label, key in BYTES.items()]
+        moved = f"Bytes: {', '.join(shares)}."
+        yield Table(
+            rows,
+            _ordered_columns(records),
+            _pass_sentence(deployment.parallelism.pp, total, name, sizes.get("FFN")),
+            footnotes(*pass_notes([total], *memory_sentences([total])), moved, compute, reads),
+            details=[_assumptions(deployment), *pass_details([total])],
+        )
 
 
-def _pass_sentence(deployment: TimedDeployment, total: Record, ffn_batch: int | None) -> str:
+def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) -> str:
     """Return a sentence on the time of the pass and its limit.
 
     Args:
-        ffn_batch: Smallest batch size with a compute-bound FFN.
+        stages: Pipeline stages.
+        name: Values that distinguish the deployment from those of other passes.
+        ffn_size: Smallest batch or prompt with a compute-bound FFN.
     """
-    phase = PHASES.get(total["phase"], "a mixed pass")
-    subject = f"{phase} of {deployment.model.name} on {deployment.gpu.name}"
-    stages = deployment.parallelism.pp
-    if stages > 1:
-        subject = f"the slowest of {stages} stages in {subject}"
-    subject += f" with batch {total['batch_size']:,} and context {total['context']:,}"
-    time = f"at least {kernel_seconds(total['roofline_s'])}"
-    if total["time_s"]:
-        time = kernel_seconds(total["time_s"])
+    subject = f"The slowest of {stages} stages in a" if stages > 1 else "A"
+    subject += f" {PHASES[total['phase']]} of {total['model']} on {total['gpu']}"
+    subject += f" with {name}{', ' * bool(name)}batch {total['batch_size']:,}"
+    subject += f" and context {total['context']:,}"
+    at_least = "at least " * (not total["time_s"])
+    time = kernel_seconds(total["time_s"] or total["roofline_s"])
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
-    ffn = ""
-    if ffn_batch and total["bound"] == "memory" and total["batch_size"] < ffn_batch:
-        ffn = f"; its FFN becomes compute-bound at batch {ffn_batch:,}"
-    return answer_sentence(f"{subject[0].upper()}{subject[1:]} takes {time}", limit, ffn)
+    read = ""
+    if total["cache_bytes"] > total["weight_bytes"]:
+        read = f", and {total['cache_bytes'] / total['bytes']:.0%} of its bytes are KV cache"
+    ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
+    return answer_sentence(f"{subject} takes {at_least}{time}", limit, read, ffn)
 
 
 def _ordered_columns(records: Records) -> list[Column]:
@@ -162,21 +142,29 @@ def shape(record: Record) -> str | None:
     return " × ".join(whole(record[key]) for key in keys)
 
 
-def _compute_bound_batches(deployment: TimedDeployment, context: int) -> ComputeBoundBatches:
-    """Return the batch sizes from which on FFN and attention are compute-bound; {} without a matrix
-    peak."""
-    if not all(map(deployment.gpu.computes, deployment.formats.product_dtypes)):
+def _compute_bound_sizes(
+    deployment: TimedDeployment, phase: str, context: int
+) -> dict[str, str | None]:
+    """Return the batch sizes, or tokens of a prompt, from which on FFN and attention are
+    compute-bound.
+
+    None means never. Layers that the model has not are missing. The result is empty without a
+    matrix peak.
+    """
+    dtypes = deployment.formats.product_dtypes
+    if phase not in SIZES or not all(map(deployment.gpu.computes, dtypes)):
         return {}
-    bounds_at = cache(lambda batch: deployment.operator_bounds(Batch.decode(context, batch)))
-    roles = {"FFN": Role.FFN, "attention": Role.CORE}
-    return {
-        name: compute_bound_batch_size(bounds_at, partial(_has_role, role))
-        for name, role in roles.items()
-    }
 
+    def bounds_at(size: int) -> Sequence[BoundedOperator]:
+        shape = (context, size) if phase == "decode" else (size, 1)
+        return deployment.operator_bounds(Batch.of_phase(phase, *shape))
 
-def _has_role(role: Role, operator: Operator) -> bool:
-    return operator.role is role
+    sizes = {}
+    for name, role in {"FFN": Role.FFN, "attention": Role.CORE}.items():
+        if any(bounded.operator.role is role for bounded in bounds_at(1)):
+            size = compute_bound_batch_size(bounds_at, role)
+            sizes[name] = SIZES[phase].format(size) if size else None
+    return sizes
 
 
 def _assumptions(deployment: TimedDeployment) -> str:
@@ -187,9 +175,9 @@ def _assumptions(deployment: TimedDeployment) -> str:
         for dtype in formats.product_dtypes
         if gpu.computes(dtype)
     ]
-    ridge = "no matrix peak, so no ridge point"
-    if ridges:
-        ridge = f"ridge point {', '.join(ridges)}"
+    ridge = (
+        f"ridge point {', '.join(ridges)}" if ridges else "no matrix peak, so no ridge point"
+    )
     vector = "" if gpu.vector_peak else "; no vector peak, so vector work is not timed"
     weights = f"weights {formats.weights_label}{formats.computed}"
     return f"{weights}, cache {formats.kv_cache_dtype}; {gpu.name}: {ridge}{vector}"
@@ -247,10 +235,9 @@ def memory_levels(gpu: Gpu) -> Iterator[JsonObject]:
     peak = gpu.vector_peak
     registers = gpu.register_bytes_per_sm
     register_rate = OPERAND_BYTES * peak if peak and registers else None
-    shared = gpu.shared_memory_bytes_per_sm, gpu.shared_memory_bytes_per_s
     for name, sm_bytes, rate in (
         ("registers", registers, register_rate),
-        ("shared memory, L1", *shared),
+        ("shared memory, L1", gpu.shared_memory_bytes_per_sm, gpu.shared_memory_bytes_per_s),
     ):
         units = {"each": sm_bytes, "units": gpu.sms if sm_bytes else None}
         yield _level(name, sm_bytes * gpu.sms if sm_bytes and gpu.sms else None, rate) | units
@@ -277,7 +264,12 @@ def hierarchy_table(gpu: Gpu) -> Table:
     Args:
         gpu: The GPU.
     """
-    time = seconds(gpu.memory_bytes / gpu.bandwidth_bytes_per_s)
+    peak = ""
+    if gpu.knee:
+        dtype = "bf16" if "bf16" in gpu.flops_per_s else "fp16"
+        rate = format_si(gpu.flops_per_s[dtype], "FLOP/s")
+        peak = f" and computes {rate} in {dtype}: its ridge point is {gpu.knee:.0f} FLOP/B"
+    title = f"{gpu.name} reads {format_si(gpu.bandwidth_bytes_per_s, 'B/s')}{peak}."
     notes = [
         "",
         "bandwidth is of one direction; –: no figure with a source",
@@ -285,7 +277,6 @@ def hierarchy_table(gpu: Gpu) -> Table:
     ]
     if gpu.host:
         notes.append(f"host and disk: of an {gpu.host.name} with {gpu.host.gpus} GPUs")
-    title = f"{gpu.name} reads its memory in at least {time}."
     return Table(list(memory_levels(gpu)), HIERARCHY_COLUMNS, title, notes)
 
 
@@ -324,17 +315,18 @@ def attention_table(records: Records) -> Table:
 
 
 def _attention_sentence(records: Records) -> str:
-    """Return a sentence on how many variants of decode attention are memory-bound on the first
-    GPU."""
-    first = records[0]
-    load = ("gpu", "context", "batch_size", "phase")
-    decode = [r for r in records if all(r[key] == first[key] for key in load)]
-    count = sum(r["bound"] == "memory" for r in decode)
-    which = "Every variant" if count == len(decode) else f"{count} of {len(decode)} variants"
-    verb = "is" if count in (1, len(decode)) else "are"
-    closest = max(decode, key=lambda r: float(r["intensity"]))
+    """Return a sentence on how many variants of decode attention are memory-bound on each GPU."""
+    decode = equal_records(
+        records, records[0], "context", "batch_size", "phase", "kv_cache_dtype"
+    )
+    gpus = [record["gpu"] for record in decode]
+    memory = [record["gpu"] for record in decode if record["bound"] == "memory"]
+    first, *others = dict.fromkeys(gpus)
+    closest = min(decode, key=lambda r: abs(log(r["to_knee"])))
+    where = f" on {closest['gpu']}" * bool(others)
     return answer_sentence(
-        f"{which} of decode attention {verb} memory-bound on {first['gpu']}",
-        f", and {closest['attention']} is closest to the ridge point"
-        f" with {closest['intensity']:.1f} FLOP/B",
+        f"{memory.count(first)} of {gpus.count(first)} variants of {closest['kv_cache_dtype']}"
+        f" decode attention are memory-bound on {first}",
+        *(f", {memory.count(gpu)} on {gpu}" for gpu in others),
+        f", and {closest['attention']}{where} is nearest the ridge point",
     )

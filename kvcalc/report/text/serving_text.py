@@ -75,7 +75,7 @@ LOAD_WORDING = {
 }
 
 
-def latency_tables(records: Records) -> list[Table]:
+def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table]:
     """Return the tables that `latency` prints, one to three.
 
     The first table has the times of each request. With `--no-cache`, the next table compares them
@@ -83,6 +83,7 @@ def latency_tables(records: Records) -> list[Table]:
 
     Args:
         records: Records of `latency`, one per deployment and request.
+        bandwidth_bytes_per_s: Rate of the memory of the first deployment's GPU.
     """
     records = predictions_first(records)
     keys = [c.key for c in (*LATENCY, FITS)]
@@ -91,30 +92,35 @@ def latency_tables(records: Records) -> list[Table]:
     fitting_records = records_that_fit(records)
     no_cache = [r for r in rows if r.get("no_cache_head")]
     drafted = any(r.get("draft") for r in records)
-    has_ttft = all(r["ttft_s"] is not None for r in records)
     notes = pass_notes(
         records,
         *([] if fitting_records else short[:1]),
-        "No TTFT: the GPU's compute peak is unknown." * (not has_ttft),
+        "No TTFT: the GPU's compute peak is unknown."
+        * any(r["ttft_s"] is None for r in records),
     )
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
+    first = records[0]
+    if len(records) == 1 and first["tpot_s"] and first["time_basis"] != BOUND and not drafted:
+        tokens = first["batch_size"] * first["output_len"]
+        rate = tokens * bandwidth_bytes_per_s / first["bytes"]
+        notes.append(f"Memory bandwidth allows at most {rate:,.1f} tokens/s.")
     details = [
         *short,
         *pass_details(records),
         *_per_server(records, lambda record: "; ".join(placement_lines(record))),
     ]
-    columns = marked_columns(records, LATENCY)
     title = _latency_sentence(fitting_records or records)
+    columns = marked_columns(records, LATENCY)
     tables = [Table(rows, columns, title, footnotes(*notes), details=details)]
     if no_cache:
-        notes, details = ["", GROWTH[0]], list(GROWTH[1:])
-        tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=details))
+        notes = footnotes(*GROWTH[:1])
+        tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=GROWTH[1:]))
     if drafted:
-        paying = "a speed-up below 1× means that drafting costs more than it saves"
+        details = ["a speed-up below 1× means that drafting costs more than it saves"]
         notes = ["", "The accepted share is an assumption. `--acceptance-rate` sets it."]
         title = "Speculation at mid length"
-        tables.append(Table(records, SPECULATION, title, notes, details=[paying]))
+        tables.append(Table(records, SPECULATION, title, notes, details=details))
     return tables
 
 
@@ -136,10 +142,8 @@ def _latency_sentence(records: Records) -> str:
     """Return a sentence on the fastest deployment for the first request, with the further requested
     figures."""
     first = records[0]
-    equal = equal_records(
-        comparable_records(records), first, "batch_size", "input_len", "output_len"
-    )
-    equal = [r for r in equal if r["e2e_s"]]
+    timed = [r for r in comparable_records(records) if r["e2e_s"]]
+    equal = equal_records(timed, first, *LOAD_WORDING)
     at_least, at_most = _bound_words(first)
     misfit = ", but it does not fit" * (first.get("fits") is False)
     if not equal:
@@ -151,14 +155,16 @@ def _latency_sentence(records: Records) -> str:
     times = [r["e2e_s"] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
-    requests = f"{best['batch_size']:,} requests of " if best["batch_size"] > 1 else ""
-    tokens = f"{best['input_len']:,} input and {best['output_len']:,} output tokens"
+    requests, plus = f"{best['batch_size']:,} requests of ", "+"
+    if best["batch_size"] == 1:
+        requests, plus = "", "and"
+    tokens = f"{best['input_len']:,} input {plus} {plural(best['output_len'], 'output token')}"
     clauses = []
     if drafted := [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]:
         top = min(drafted, key=lambda r: r["speculative_e2e_s"])
         clauses += [
             f", and {at_least}{seconds(top['speculative_e2e_s'])} with draft {top['draft']}",
-            f", {top['speculative_speedup']:.2f}× as fast per token",
+            f" if {top['acceptance_rate']:.0%} are accepted",
         ]
     if names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
@@ -168,27 +174,23 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
-    if best.get("cost_per_million_tokens"):
-        clauses.append(
-            f", and a million output tokens cost"
-            f" {at_least}{best['cost_per_million_tokens']:,.2f}"
-        )
+    if cost := best.get("cost_per_million_tokens"):
+        clauses.append(f", and a million output tokens cost {at_least}{cost:,.2f}")
     if is_plain := best["tpot_s"] and not (drafted or best.get("speedup")):
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
-    loads = [
-        r for r in equal_records(comparable_records(records), best, *DEPLOYMENT) if r["e2e_s"]
-    ]
+    loads = equal_records(timed, best, *DEPLOYMENT)
     if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
-        clauses.append(f", and {at_least}{seconds(loads[-1]['e2e_s'])} with {load}")
-    if is_plain and not uncached:
+        figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
+        if loads[-1]["batch_size"] != best["batch_size"] and is_plain:
+            figure = f"{loads[-1]['output_tokens_per_s']:,.1f}"
+        clauses.append(f", {figure} with {load}")
+    elif is_plain and not uncached:
         clauses.append(f", TTFT {'≥ ' * bool(at_least)}{ttft}")
-    if best.get("sequences_per_s"):
-        rate = (
-            f"{at_most}{best['sequences_per_s']:,.1f} sequences of {best['input_len']:,} tokens"
-        )
-        return answer_sentence(f"{_server_words(best)} embeds {rate} per second{misfit}")
+    if rate := best.get("sequences_per_s"):
+        work = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
+        return answer_sentence(f"{_server_words(best)} embeds {work} per second{misfit}")
     server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
     return answer_sentence(start, *([misfit] if misfit else clauses))

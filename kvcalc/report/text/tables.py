@@ -503,7 +503,7 @@ MODEL_COLUMNS = columns(
 )
 GPU_COLUMNS = columns(
     GpuPresetRecord,
-    "gpu memory_bytes bandwidth_bytes_per_s bf16_flops_per_s fp8_flops_per_s fp4_flops_per_s knee "
+    "gpu memory_bytes bandwidth_bytes_per_s bf16_flops_per_s knee fp8_flops_per_s fp4_flops_per_s "
     "link_bytes_per_s vendor",
 )
 
@@ -519,7 +519,8 @@ def model_table(records: Sequence[ModelPresetRecord]) -> Table:
         "per token: KV cache of one sequence at 8,192 tokens in bf16, all layers",
         "`kvcalc models NAME` shows one model with its sources.",
     ]
-    return Table(records, MODEL_COLUMNS, _title(len(records), "model"), notes)
+    title = f"{plural(len(records), 'model')} match."
+    return Table(records, MODEL_COLUMNS, title, notes)
 
 
 def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
@@ -528,9 +529,9 @@ def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
     Args:
         records: Records of the presets, one per row.
     """
+    rates = {record["gpu"]: record["bandwidth_bytes_per_s"] for record in records}
+    best, least = (choose(rates, key=rates.__getitem__) for choose in (max, min))
+    factor = f", {ratio(rates[best] / rates[least])} that of {least}" * (best != least)
+    title = f"{best} has the most bandwidth of {plural(len(records), 'GPU')}{factor}."
     notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
-    return Table(records, GPU_COLUMNS, _title(len(records), "GPU"), notes)
-
-
-def _title(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s are' if count != 1 else ' is'} listed."
+    return Table(records, GPU_COLUMNS, title, notes)
