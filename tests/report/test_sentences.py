@@ -67,7 +67,7 @@ def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> N
     """A number is a cell, a value that is equal in all rows, or part of the request. A factor may be the
     quotient of two cells."""
     out = kvcalc(line).out.splitlines()
-    wide = kvcalc(f"{line} --wide").out.splitlines()
+    wide = kvcalc(f"{line} --wide -v").out.splitlines()
     first = next(n for n, text in enumerate(out) if HEADING.search(text))
     sentence = " ".join(out[:first])
     known = numbers("\n".join(out[first:])) | numbers("\n".join(wide[first:])) | typed(line)
