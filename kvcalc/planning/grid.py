@@ -207,9 +207,10 @@ def make_batch(
     and the users are divided among the replicas. Otherwise it has one for each value of
     `max_num_seqs`, with as many replicas as the load needs.
 
-    Without a number of users, prompts that arrive delay the decode steps of a replica, as
-    `prompt_delays` says. At a rate, a replica gets at most 95% (MAX_SUSTAINED_SHARE) of the
-    requests per second that it completes with as many sequences as fit, as in `serve`.
+    If the output length is known, prompts that arrive delay the decode steps of a replica, as
+    `prompt_delays` says. n users of a replica send n ÷ e2e requests per second. At a rate, a
+    replica gets at most 95% (MAX_SUSTAINED_SHARE) of the requests per second that it completes with
+    as many sequences as fit, as in `serve`.
 
     With disaggregated prefill, the cache of a prompt is sent after the first token, and prompts do
     not delay steps. With m output tokens per request, a replica with n sequences then generates n ·
@@ -240,7 +241,7 @@ def make_batch(
     steps_s = (output - 1) * tpot
     # at peak rates, a pass may overlap prompts and decodes, so only the decode step is a lower
     # bound of TPOT; a single sequence has no prompts beside it
-    can_delay = output > 1 and not (need.users or is_disaggregated)
+    can_delay = output > 1 and not is_disaggregated
     num_stages = [d.parallelism.pp if d.calibration else 0 for d in deployments]
     stages = np.array(num_stages)[index] * (sequences > 1) * can_delay
     ranks = deployments[0].parallelism.dp
@@ -264,6 +265,7 @@ def make_batch(
             carried = np.fmin(carried, MAX_SUSTAINED_SHARE * highest[index])
         replicas = np.maximum(1, np.ceil(required / carried)).astype(np.int64)
         total = np.minimum(required, replicas * rate)
+    if can_delay:
         speeds = (1 - total / output / replicas * request_s) * step_s / pass_s
         speed = np.where(stages, speeds.max(axis=0), 1)
         step_s /= speed

@@ -39,7 +39,8 @@ def test_a_draft_s_tpot_is_latency_s_and_what_fits_is_fit_s(model: str, draft: s
         lengths = (need.input_len, need.output_len) if need.output_len else (need.context - 1, 2)
         for one in (every[0], every[-1]):
             asked = LatencyOptions(*lengths, one.max_num_seqs, draft=draft, num_speculative_tokens=3, acceptance_rate=0.7)
-            assert one.tpot == pytest.approx(latency_records([(one.deployment, asked)])[0]["speculative_tpot_s"], rel=1e-12)
+            if one.max_num_seqs == 1 or not (need.output_len and one.deployment.calibration):  # prompts delay no step
+                assert one.tpot == pytest.approx(latency_records([(one.deployment, asked)])[0]["speculative_tpot_s"], rel=1e-12)
             options = SearchSpace(models=(), gpus=()).fit_options(need, one.max_num_seqs)
             assert one.capacity == fit(one.deployment, speculation.options(one.deployment.model, options)).capacity
 

@@ -52,11 +52,12 @@ def check(one: Candidate) -> None:
         return
     whole = request(deployment, lengths.prompt, lengths.output, count, lengths.cached)
     tpot, e2e, ranks = whole.tpot_s, whole.e2e_s, deployment.parallelism
-    if tpot and need.rate and deployment.calibration and count > 1:  # prompts delay passes; bounds leave this out
+    if tpot and deployment.calibration and count > 1:  # prompts delay passes; bounds leave this out
         size = max(1, -(-count // min(-(-count // ranks.dp), ranks.pp)) / ranks.dp)  # prompts of a rank in its micro-batch
-        prompt, rate = (one.ttft + whole.ttft_s / size) / 2, need.rate / one.replicas / ranks.dp
+        prompt = (one.ttft + whole.ttft_s / size) / 2
         bounds = (tpot, prompt), (tpot + prompt * (ranks.pp - 1) / 2 / ranks.pp, prompt / ranks.pp)
         e2e = min(lengths.output * step + count / ranks.dp * each for step, each in bounds)
+        rate = (need.rate or need.users / e2e) / one.replicas / ranks.dp
         tpot = min(step / (1 - rate * each) for step, each in bounds if rate * each < 1)
     assert (one.tpot, one.e2e) == (same(tpot), same(e2e))
 
@@ -102,10 +103,13 @@ def test_users_are_spread_over_replicas_and_all_have_a_seat() -> None:
         assert one.gpus <= 4
 
 
-@pytest.mark.parametrize("words", ["qwen3-32b --rate 2 --osl 500 --pp 1", "llama-3.1-70b --rate 1.3 --osl 200 --pp 2"])
-def test_at_a_rate_a_plan_s_server_keeps_up_in_serve(kvcalc: Run, words: str) -> None:
+LOADS = ["qwen3-32b --rate 2 --osl 500 --pp 1", "llama-3.1-70b --rate 1.3 --osl 200 --pp 2", "qwen3-32b --users 50 --osl 500"]
+
+
+@pytest.mark.parametrize("words", LOADS)
+def test_a_plan_s_server_keeps_up_in_serve(kvcalc: Run, words: str) -> None:
     planned = kvcalc(f"plan {words} --tp 2 --isl 4k --gpu h100 --max-gpus 4 --format json").records[0]
-    seqs = planned["command"].split()[-1]  # with headroom for peaks
+    words, seqs = words.replace("users", "max-concurrency"), planned["command"].split()[-1]  # with headroom for peaks
     (served,) = kvcalc(f"serve {words} --tp 2 --isl 4k --gpu h100 --max-num-seqs {seqs} --num-prompts 1000 --format json").records
     assert 0.75 < served["tpot_p50_s"] / planned["tpot_s"] < 1.05 and served["ttft_p50_s"] < 1 and not served["diverges"]
 
