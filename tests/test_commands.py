@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -212,11 +213,14 @@ def _random(seed: int) -> tuple[Deployment, FitOptions]:
 def _record(deployment: Deployment, options: FitOptions) -> dict[str, Any]:
     """Return the record of `fit`. llama.cpp's command line has a slot for each user, so its record is that of so many slots."""
     record = fit_record(fit(deployment, options))
-    if options.engine != "llama.cpp" or options.max_num_seqs or not (record["command"] and record["fits"]):
+    flag = re.search(r" --(parallel|max-num-seqs|max-running-requests|max_batch_size) (\d+)", record["command"] or "")
+    if options.max_num_seqs or not (flag and record["fits"]):
         return record
-    slots = min(record["max_num_seqs"], 256)
-    served = fit_record(fit(deployment, replace(options, max_num_seqs=slots)))
-    assert f"--parallel {slots}" in record["command"]
+    ranks = 1 if "--enable-dp-attention" in record["command"] else deployment.parallelism.dp
+    slots = int(flag[2]) * ranks
+    assert slots == min(record["max_num_seqs"], 256 if flag[1] == "parallel" else record["max_num_batched_tokens"] * ranks)
+    users = 0 if flag[1] == "parallel" else options.users or 1
+    served = fit_record(fit(deployment, replace(options, max_num_seqs=slots, users=users)))
     assert [served[key] for key in ("command", "max_num_seqs", "requested_model_len")] == [
         record[key] for key in ("command", "max_num_seqs", "requested_model_len")
     ]
@@ -292,7 +296,7 @@ def test_fit_reads_a_line_and_names_what_it_does_not(kvcalc: Run) -> None:
     found = kvcalc("fit --gpu h200 --format json -- vllm serve Qwen/Qwen3-8B --port 80 -tp 2")
     (record,) = found.records
     assert (record["model"], record["engine"], record["gpus"]) == ("qwen3-8b", "vllm", 2)
-    assert "--port 80" in found.err
+    assert not found.err  # a port needs no memory
     config = {"method": "eagle3", "model": "no-such", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
     typed = shlex.join(["--kv-cache-dtype", "fp8_e5m2", "--speculative-config", json.dumps(config)])
     repeated = kvcalc("fit --format json --", f"vllm serve Qwen/Qwen3-8B {typed}")

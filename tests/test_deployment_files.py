@@ -120,7 +120,8 @@ def test_a_server_that_cannot_start_gives_status_1(kvcalc: Run, tmp_path: Path) 
     """A maximum length that does not fit, and too few GPUs. A file without servers is an invalid request."""
     for flags in ("--max-model-len 200k", "--tensor-parallel-size 4"):
         text = COMPOSE.replace("--tensor-parallel-size 2 --max-model-len ${LENGTH}", flags)
-        assert kvcalc(f"fit -f {written(tmp_path, text)} --gpu l40s").code == 1
+        assert (shown := kvcalc(f"fit -f {written(tmp_path, text)} --gpu l40s")).code == 1
+    assert shown.out.startswith("chat does not start: it needs 4 GPUs, and the file gives it 2.")
     assert kvcalc(f"fit -f {written(tmp_path, 'services: {db: {image: redis}}')}").code == 2
     assert kvcalc(f"fit -f {written(tmp_path, 'services: {a: *b}')}").code == 2
 
@@ -139,8 +140,12 @@ def test_the_gpu_of_the_node_selector(kvcalc: Run, tmp_path: Path) -> None:
 
 
 def test_flags_that_are_not_counted_are_repeated(kvcalc: Run) -> None:
+    """Users above the engine's default number of sequences are a flag of the command, so that the server runs them."""
     flags = "--cudagraph-capture-sizes 1 2 4 --port 9000"
-    assert kvcalc(f"fit --gpu h100 -- vllm serve gpt2 {flags}").out.endswith(f"vllm serve openai-community/gpt2 {flags}\n")
+    shown = kvcalc(f"fit --gpu h100 -- vllm serve gpt2 {flags}")
+    assert shown.err == "note: not counted here: --cudagraph-capture-sizes 1 2 4\n"
+    assert shown.out.startswith("2,004 users") and shown.out.endswith(f"openai-community/gpt2 --max-num-seqs 2004 {flags}\n")
+    assert "runs at most 64 concurrent" in kvcalc("fit gpt2 --gpu h100 --max-num-batched-tokens 64").out
     text = kvcalc(f"fit --gpu h100 --emit docker -- vllm serve gpt2 {flags}").out
     assert "-p 9000:9000 " in text and text.endswith(f" {flags}\n")
 

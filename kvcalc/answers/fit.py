@@ -1,5 +1,6 @@
 """`kvcalc fit`: deployments by options, or by an engine's own command line."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
 
 MAX_CONFIGURATIONS = 1000
 MAX_LAYERS = 1 << 17  # layers of all pipeline stages
+# flags of engines without a note that their memory is not counted
+NO_MEMORY = (
+    "--?(host|port|api.key|served.model.name|alias|trust.remote.code|(dis|en)able.log|log|verbose|"
+    "enable.auto.tool|tool.call|reasoning|chat.template|jinja|metrics|enable.metrics|ssl|uvicorn|"
+    "root.path|allowed|enable.chunked.prefill)"
+)
 # an option of kvcalc, and the setting of an engine's command line that it replaces
 OVERRIDES = {
     "max_num_seqs": "users",
@@ -101,7 +108,7 @@ def _file_answer(
 
     servers = read_servers(path)
     answers: list[tuple[str, Answer]] = []
-    notes, refused = [], []
+    notes, refused, unstarted = [], [], []
     for server in servers:
         version = {"engine_version": server.version} if server.version else {}
         gpu, replicas = server.scope.gpu, server.scope.replicas
@@ -116,9 +123,9 @@ def _file_answer(
                 for deployment, _ in points
             )
             if 0 < server.num_gpus < needed:
-                notes.append(
+                unstarted.append(
                     f"{server.name} does not start: it needs {needed} GPUs, and the file gives "
-                    f"it {server.num_gpus}"
+                    f"it {server.num_gpus}."
                 )
                 continue
             answer = fit_answer(points, studies, words)
@@ -131,7 +138,9 @@ def _file_answer(
         raise refused[0]
 
     def tables() -> Any:
-        return [
+        from kvcalc.report.text.table_layout import Table
+
+        return [Table([], [], text) for text in unstarted] + [
             replace(table, title=f"{name}: {table.title}" if name else table.title)
             for name, answer in answers
             for table in answer._tables()
@@ -233,10 +242,12 @@ def _read_models(
             remaining = list(changes)
             command = read_command(words, remaining)
             notes = list(command.remarks)
-            if command.ignored:
-                notes.append(
-                    f"{command.engine}: not counted here: {', '.join(command.ignored)}"
+            if flags := [flag for flag in command.ignored if not re.match(NO_MEMORY, flag)]:
+                prefix = "--enable-prefix-caching"
+                text = ", ".join(flags).replace(
+                    prefix, f"{prefix} (add --shared-prefix TOKENS)"
                 )
+                notes.append(f"not counted here: {text}")
             stated: Settings = {"engine": command.engine} | command.settings
             dialect = DIALECTS[command.engine]
             if not dialect.max_slots and "max_num_seqs" in stated:

@@ -184,6 +184,8 @@ class Dialect(NamedTuple):
             name.
         max_slots: Maximum of max_num_seqs for an engine that allocates all sequences when it
             starts, as llama.cpp does. 0 if the engine starts even if fewer sequences fit.
+        default_slots: Sequences of a data-parallel rank that the engine runs at least, if it finds
+            the number by its memory. 0 if the number is `Defaults.sequences`.
     """
 
     engine: str
@@ -196,6 +198,7 @@ class Dialect(NamedTuple):
     write: Callable[[Settings, TimedDeployment], None] = lambda settings, deployment: None
     writes_model_flag: bool = False
     max_slots: int = 0
+    default_slots: int = 0
 
     def flag(self, name: str) -> Flag | None:
         """Return the flag of a kvcalc option; None if the engine has none.
@@ -475,6 +478,7 @@ _SGLANG = _dialect(
     write=_write_sglang,
     formats={"fp8": "fp8"},
     writes_model_flag=True,
+    default_slots=2048,  # mem_cache/kv_cache_configurator.py: resolve_max_num_reqs, 0.5.23
 )
 _LLAMA_CPP = _dialect(
     engine="llama.cpp",

@@ -254,8 +254,9 @@ def command_lines(result: Fit, words: TypedWords) -> tuple[str | None, str | Non
     """Return two commands of a configuration: the engine's, and the `kvcalc fit` that reads it.
 
     Example: `vllm serve MODEL --max-num-seqs 8`, and `kvcalc fit --gpu h100-sxm -- vllm serve …`.
-    Both are None if no command line of the engine starts the configuration. llama.cpp gets one slot
-    for each sequence that fits, unless the request states a number.
+    Both are None if no command line of the engine starts the configuration. A server of llama.cpp
+    gets one slot for each sequence that fits, unless the request states a number. Other servers get
+    this number if it exceeds their default.
 
     Args:
         result: The capacity of the configuration.
@@ -264,9 +265,14 @@ def command_lines(result: Fit, words: TypedWords) -> tuple[str | None, str | Non
     from kvcalc.capacity.command_line import command_of
 
     options, dialect = result.options, DIALECTS.get(result.options.engine)
-    if dialect and dialect.max_slots and result.fits and not options.max_num_seqs:
-        slots = min(options.users or result.sequences, dialect.max_slots)
-        options = replace(options, max_num_seqs=slots)
+    if dialect and result.fits and not options.max_num_seqs:
+        users, limit = result.sequences, slot_limit(result)
+        if dialect.max_slots:
+            users = options.users or users
+        default = max(result.max_num_seqs, dialect.default_slots) * result.ranks.dp
+        if dialect.max_slots or users > default or options.require >= default:
+            users = min(users, limit or users)
+            options = replace(options, max_num_seqs=users, users=options.users or 1)
     names = words.names
     written = command_of(result.deployment, options, names.get(result.model.name, ""))
     if not written:
@@ -276,6 +282,20 @@ def command_lines(result: Fit, words: TypedWords) -> tuple[str | None, str | Non
     options_text = shlex.join(["--gpu", gpu, *words.extra_words, *written.options])
     line = f"{written.line} {words.flags}".rstrip()
     return line, f"kvcalc fit {options_text} -- {line}"
+
+
+def slot_limit(result: Fit) -> int:
+    """Return the largest `max_num_seqs` of the replica that the engine accepts; 0 if unlimited.
+
+    vLLM refuses more sequences than tokens of one forward pass (config/scheduler.py, 0.20).
+
+    Args:
+        result: The capacity of the configuration.
+    """
+    dialect = DIALECTS.get(result.options.engine)
+    if not dialect or dialect.default_slots:
+        return 0
+    return dialect.max_slots or result.settings.max_num_batched_tokens * result.ranks.dp
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:

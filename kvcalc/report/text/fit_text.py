@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from kvcalc.capacity import Fit
 from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.engine_flags import DIALECTS
+from kvcalc.capacity.fit_records import slot_limit
 from kvcalc.capacity.suggested_fixes import (
     NO_FIX,
     Advice,
@@ -153,8 +153,7 @@ def _users_notes(
         change: The change to a smaller cache, if there is one.
         gpu: Beginning of the notes on this configuration, if there are others.
     """
-    dialect, limit = DIALECTS.get(result.options.engine), result.options.max_num_seqs
-    slots = dialect.max_slots if dialect else 0
+    limit, slots = result.options.max_num_seqs, slot_limit(result)
     wastes = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
     notes = []
     if wastes:
@@ -163,7 +162,7 @@ def _users_notes(
     if record["low_num_seqs"] == 0:
         notes.append("At the low end of this range no user fits.")
     if 0 < slots < result.sequences:
-        notes.append(f"The server has at most {slots} slots.")
+        notes.append(f"The server runs at most {slots:,} concurrent users.")
     images = record.get("images") or 0
     if tokens := images * record.get("image_tokens", 0):
         notes.append(
