@@ -96,7 +96,7 @@ def test_a_printed_column_of_times_adds_up(kvcalc: Run, line: str) -> None:
     assert last == 100.0 and abs(sum(shares) - last) <= 0.05 * len(shares) + 1e-9
 
 
-OF_SHARE = ("weights", "activations", "libraries and collectives", "CUDA graphs", "cache")
+OF_SHARE = ("weights", "activations", "libraries and collectives", "CUDA graphs", "other memory, not itemised", "cache")
 LOGS = [name for name in dir(startup_logs) if name.startswith(("V1_", "NO_BLOCKS", "SGLANG"))]
 
 

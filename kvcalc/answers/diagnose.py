@@ -53,7 +53,7 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
     """
     from kvcalc.diagnosis.diagnosis import diagnose
     from kvcalc.diagnosis.log_reader import read_boots
-    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_v0
+    from kvcalc.diagnosis.log_verdict import summarize_diagnosis, summarize_log
     from kvcalc.report.text.plan_text import diagnosis_table
 
     flags = {name: getattr(options, name) for name in FLAGS if getattr(options, name)}
@@ -68,16 +68,19 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
         for number, boot in enumerate(boots, 1):
             if options.boot not in (0, number):
                 continue
-            if boot.is_v0:
-                summary = summarize_v0(boot, options.model, options.gpu)
-            else:
+            try:
                 diagnosis = diagnose(boot, options.model, options.gpu, flags)
                 notes += diagnosis.remarks
                 summary = summarize_diagnosis(diagnosis, options.users, options.context)
+            except UserError as error:
+                problem = str(error).replace("diagnose LOG", f"diagnose {log}")
+                if not (boot.is_v0 or (boot.failure and not (options.model or options.gpu))):
+                    raise UserError(problem) from None
+                summary = summarize_log(boot, options.model, options.gpu, problem)
             summaries.append((summary, log, number, len(boots)))
     if save:
         if (corrections := summaries[-1][0].corrections) is None:
-            raise UserError("vLLM's V0 engine is not predicted: its log gives no corrections")
+            raise UserError("a start that is not predicted gives no corrections")
         save_text(save, corrections.text())
 
     records = [

@@ -342,11 +342,16 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
         yield cache
     yield from smaller_weights(request)
     if result.options.engine == "llama.cpp" and result.options.n_gpu_layers < 0:
-        yield from _host_layers(request, result.model)
+        yield from host_layers(request, result.model)
 
 
-def _host_layers(request: ConfigChange, model: Model) -> Iterator[ConfigChange]:
-    """Yield more and more layers in host memory, of a mixture of experts only their experts."""
+def host_layers(request: ConfigChange, model: Model) -> Iterator[ConfigChange]:
+    """Yield more and more layers in host memory, of a mixture of experts only their experts.
+
+    Args:
+        request: The request, possibly with earlier changes.
+        model: Its model.
+    """
     for count in range(1, model.layers + 1):
         if model.has_experts:
             yield request.changed(n_cpu_moe=count)

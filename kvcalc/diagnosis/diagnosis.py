@@ -4,9 +4,7 @@ import re
 from collections import Counter
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
-from kvcalc.capacity import Fit, FitOptions, fit
+from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
@@ -15,7 +13,6 @@ from kvcalc.errors import UserError
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu
 from kvcalc.records import Settings
-from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
 
 # Names of the memory items, in the order in which an engine takes memory.
@@ -34,7 +31,7 @@ ITEM_NAMES = {
     "host_weights": "in the host's memory: weights",
     "host_cache": "in the host's memory: cache",
 }
-OUTSIDE_CACHE = ("activations", "libraries", "graphs")
+OUTSIDE_CACHE = ("activations", "libraries")
 
 
 class MemoryItem(NamedTuple):
@@ -62,11 +59,8 @@ class Diagnosis(NamedTuple):
     Attributes:
         boot: The logged start.
         command: The engine's command line, from the flags in the log and the user's overrides.
-        deployment: The deployment on a GPU with the memory that the log states.
-        plain: The same deployment on a GPU with the memory of the GPU preset.
-        options: The options of `fit` that follow from the flags.
         predicted: The predicted memory and number of sequences that fit, without corrections from
-            the log.
+            the log. The GPU has the memory that the log states.
         items: Memory items of one GPU, by key, such as "weights", "activations" and "cache".
         corrections: Logged minus predicted bytes of one GPU, for later calls of `fit`.
         remarks: Sentences to print.
@@ -74,21 +68,10 @@ class Diagnosis(NamedTuple):
 
     boot: Boot
     command: Command
-    deployment: TimedDeployment
-    plain: TimedDeployment
-    options: FitOptions
     predicted: Fit
     items: dict[str, MemoryItem]
     corrections: LogCorrections
     remarks: tuple[str, ...]
-
-    def logged(self, key: str) -> int | None:
-        """Return the logged bytes of a memory item on one GPU; None if the log states none.
-
-        Args:
-            key: Key of the item (of ITEM_NAMES), such as "weights" or "cache".
-        """
-        return self.items[key].logged if key in self.items else None
 
 
 def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) -> Diagnosis:
@@ -104,12 +87,13 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
             {"tp": 2}; None for none.
 
     Raises:
-        UserError: vLLM ran its V0 engine. Or model or GPU are neither in the log nor in the
-            arguments.
+        UserError: No engine ran, or vLLM's V0 engine. Or model or GPU are neither in the log nor in
+            the arguments.
     """
     overrides = overrides or {}
-    if boot.is_v0:
-        raise UserError(f"vLLM {boot.version} ran its V0 engine, which is not predicted")
+    if boot.is_v0 or boot.engine not in DIALECTS:
+        problem = "PyTorch alone and vLLM's V0 engine are not predicted"
+        raise UserError(problem, "`kvcalc fit MODEL --gpu GPU` shows what fits")
     # experts that cover all GPUs follow the logged tp
     flags = {n: v for n, v in boot.flags.items() if n == "tp" or n not in overrides}
     num_devices = max(Counter(item for item, _ in boot.buffers).values(), default=1)
@@ -123,27 +107,23 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
     if release and boot.engine != "llama.cpp":
         values["engine_version"] = release[0]
     command = command._replace(settings=values)
-    options = command.options
 
     if gpu_name:
         gpu, remark = load_gpu(gpu_name), ""
     else:
-        gpu, remark = find_gpu(boot.gpu, boot.memory)
+        gpu, remark = find_gpu(boot)
     free = boot.figures.get("free")
     if gpu.usable_share and not boot.memory and free is not None:
         boot.memory = unified_memory(gpu, free)
         size = f"{free / 2**30:.2f} GiB"
         remark = f"a machine of {boot.memory >> 30} GiB: {size} are free for its GPU"
     deployment = command.deployment(with_memory(gpu, boot.memory))
-    predicted = fit(deployment, options)
+    predicted = fit(deployment, command.options)
     items = _memory_items(boot, predicted)
     remarks = [*command.remarks, remark, _contradiction(boot, predicted, items)]
     return Diagnosis(
         boot=boot,
         command=command,
-        deployment=deployment,
-        plain=replace(deployment, gpu=load_gpu(gpu_name or gpu.name)),
-        options=options,
         predicted=predicted,
         items=items,
         corrections=_corrections(boot, predicted, items),
@@ -170,9 +150,9 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
                 return name
         except UserError:
             continue
-    hint = "Give it with --model" + ", and the GPU with --gpu" * (
-        not (boot.gpu or boot.memory or gpu_name)
-    )
+    is_gpu_known = boot.gpu or boot.memory or gpu_name
+    options = "--model qwen3-8b" if is_gpu_known else "--model qwen3-8b --gpu h100"
+    hint = f"Type `kvcalc diagnose LOG {options}`"
     if not boot.model:
         raise UserError("the log names no model", hint)
     if boot.model.startswith(("/", ".", "~")) or boot.engine == "llama.cpp":
@@ -182,7 +162,10 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
     """Return the memory items that the log states, and for vLLM also the items that are only
-    predicted."""
+    predicted.
+
+    If the log does not separate activations from other memory, their prediction is one item too.
+    """
     is_vllm, budget = boot.engine == "vllm", predicted.budget
     logged = {name: round(size) for name, size in boot.figures.items()}
     overhead = dict(predicted.terms.overhead)
@@ -193,7 +176,7 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
     if is_vllm:
         share = logged.setdefault("share", budget.share)
         if "weights" in logged and "cache" in logged:
-            sizes = [logged[name] for name in OUTSIDE_CACHE[:2] if name in logged]
+            sizes = [logged[name] for name in OUTSIDE_CACHE if name in logged]
             if len(sizes) < 2:
                 logged["rest"] = share - logged["weights"] - logged["cache"] - sum(sizes)
     if logged.get("cache", 0) < 0:  # vLLM logs a negative size before it stops
@@ -206,12 +189,15 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
         "share": None if boot.engine == "llama.cpp" else budget.share,
         "weights": budget.weights,
         "activations": budget.activation,
-        "graphs": overhead.pop("CUDA graphs", 0),
+        "graphs": overhead.pop("CUDA graphs", None),
         "libraries": sum(overhead.values()),
         "cache": cache,
         "short": max(0, -budget.cache) or None,
         "host_weights": predicted.terms.host or None,
     }
+    if "rest" in logged:
+        separate = [expected.pop(name) or 0 for name in OUTSIDE_CACHE if name not in logged]
+        expected["rest"] = sum(separate)
     items = {}
     for key in ITEM_NAMES:
         size = logged.get(key)
@@ -225,30 +211,23 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
 
 def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> str:
     """Return a sentence if the logged weights and cache exceed the share of this GPU's memory, else
-    ''."""
-    share, *parts = (
-        items[key].logged or 0 if key in items else 0 for key in ("share", "weights", "cache")
-    )
-    if boot.engine != "vllm" or sum(parts) <= share:
+    ''. The item "rest" then has no logged bytes, and is removed."""
+    if "rest" not in items or items["rest"].logged is not None:
         return ""
-    share_text = f"the {format_bytes(share)} of {predicted.gpu.name}"
-    used = format_bytes(sum(parts))
-    return f"the log's weights and cache, {used}, exceed {share_text}: name the GPU with --gpu"
+    del items["rest"]
+    used = format_bytes(boot.size("weights") + boot.size("cache"))
+    share = f"the {format_bytes(predicted.budget.share)} of {predicted.gpu.name}"
+    return f"the log's weights and cache, {used}, exceed {share}: name the GPU with --gpu"
 
 
 def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> LogCorrections:
     """Return the logged bytes minus the predicted bytes. Only vLLM logs all its memory."""
-    weights, cache = items["weights"].logged, boot.size("cache")
-    outside = [items[key].logged for key in OUTSIDE_CACHE if key in items]
-    by_rules = predicted.terms.working_bytes
+    weights = items["weights"].logged
     difference = 0
-    if boot.engine == "vllm":
-        share = items["share"].logged
-        if weights and cache is not None and share:
-            difference = share - weights - cache - by_rules
-        elif "rest" not in items and None not in outside:
-            difference = sum(size or 0 for size in outside) - by_rules
-    earlier = items.get("before")
+    if boot.engine == "vllm" and weights and "cache" in boot.figures:
+        difference = (items["share"].logged or 0) - weights - boot.size("cache")
+        difference -= predicted.terms.working_bytes
+    earlier = items.get("before", MemoryItem(None, None))
     ranks = predicted.ranks
     return LogCorrections(
         engine=boot.engine,
@@ -262,5 +241,5 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
         version=boot.version[:40],
         weights_beyond_bytes=weights - predicted.budget.weights if weights else 0,
         beside_beyond_bytes=difference,
-        others_bytes=(earlier.logged or 0) if earlier else 0,
+        others_bytes=earlier.logged or 0,
     )

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from kvcalc.capacity.engine_flags import DIALECTS, MAPPINGS, Flag
 from kvcalc.capacity.memory_budget import GIB, MIB
+from kvcalc.capacity.suggested_fixes import join_with_or
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import check_readable
@@ -40,6 +41,10 @@ ENGINE_MARKS = re.findall(
     vllm: vllm/
     vllm: GPU KV cache size
     vllm: GPU memory utilization
+    vllm: stored in KV cache
+    vllm: KV cache is needed
+    vllm: LLM engine with config
+    torch: out of memory. Tried to allocate
     """,
 )
 # texts that begin a start of another engine than the one before
@@ -104,10 +109,17 @@ PATTERNS = {
         Free memory on device(?: \S+)? \(<free>/<memory> GiB\) on startup is less than desired \
             GPU memory utilization \(<gpu_memory_utilization>, <desired_share> GiB\)(?P<occupied>)
         No available memory for the cache blocks(?P<no_blocks>)
-        max seq len \(<max_model_len>\), \(?<_> Gi?B KV cache is needed, which is larger than \
-            the available KV cache memory \(<cache> Gi?B\)(?P<too_long>)
+        max seq len \(<max_model_len>\), \(?<needed> Gi?B KV cache is needed, which is larger \
+            than the available KV cache memory \(<cache> Gi?B\)(?P<too_long>)
+        estimated maximum model length is <longest>
         max seq len \(<max_model_len>\) is larger than the maximum number of tokens that can be \
-            stored in KV cache(?P<too_long>)
+            stored in KV cache \(<longest>\)(?P<too_long>)
+        out of memory occurred when warming up sampler(?P<outside_share>)
+        Waiting: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
+        Pending: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
+        is preempted.{0,80}not enough KV cache space(?P<is_full>)
+        LLM engine with config: (?P<config>.*)
+        LLM engine with config(?P<is_v0>)
     """,
     "sglang": r"""
         server_args=ServerArgs\((?P<arguments>.*)
@@ -146,15 +158,22 @@ PATTERNS = {
         n_ctx\s*= <cells>
         n_ubatch\s*= <max_num_batched_tokens>
         kv_unified\s*= (?P<kv_unified>true|false)
-        allocating <_> MiB on device \d+: cudaMalloc failed(?P<out_of_memory>)
-        failed to (?:allocate|initialize).{0,60}kv cache(?P<no_blocks>)
+        flash_attn\s*= (?P<flash_attn>0)
+        Flash Attention was auto, set to (?P<flash_attn>disabled)
+        allocating <allocation> MiB on device \d+: cudaMalloc failed(?P<out_of_memory>)
+        failed (?:to (?:allocate|initialize).{0,60}kv|for self-attention) cache(?P<no_blocks>)
         unable to allocate \S+ buffer(?P<weights_failed>)
         failed to allocate compute (?:pp )?buffers(?P<out_of_memory>)
     """,
+    "torch": "",
 }
 TORCH_PATTERNS = r"""
         out of memory\. Tried to allocate (?P<out_of_memory>)
+        out of memory\. Tried to allocate <allocation> GiB
+        out of memory\. Tried to allocate <allocation_mib> MiB
         out of memory\. Tried to allocate .{0,80} total capacity of <capacity> GiB
+        total capacity of .{1,20} of which <unused> GiB is free
+        total capacity of .{1,20} of which <unused_mib> MiB is free
 """
 _GPU_WORDS = (
     r"PRO|Super|SUPER|Ti|[A-Z]?\d[\w.-]{0,15}|NVL|PCIe|HBM3e?|Blackwell|Server|Workstation|"
@@ -193,7 +212,7 @@ def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
 
 
 # The smallest of these figures among several ranks counts, but the largest of all others.
-SMALLEST_FIGURES = ("cache", "free", "left")
+SMALLEST_FIGURES = ("cache", "free", "left", "unused")
 MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
 MACHINE_GIB = "8 16 18 24 32 36 48 64 96 128 192 256 512"  # unified memory
 # GPUs to compare if only the memory is known, most frequent first
@@ -222,10 +241,11 @@ class Boot(msgspec.Struct):
             layers without a window) or "cells" (llama.cpp's slots of one token).
         failure: Why the start failed: no_blocks (no memory left for the cache), too_long (one
             sequence of the maximum length does not fit), occupied (less memory is free than the
-            engine's share), out_of_memory or weights (they do not fit). "" if the log states no
-            failure.
+            engine's share), outside_share (no memory left outside the engine's share),
+            out_of_memory or weights (they do not fit). "" if the log states no failure.
         has_started: Whether the log says that the engine started successfully.
         is_v0: Whether vLLM ran its V0 engine.
+        is_full: Whether requests waited while the KV cache was at least 90% full.
         has_draft: Whether llama.cpp loaded a second model, as a draft.
         start_lines: Names of those log messages of this start that an engine writes once, at its
             beginning. If a message comes again, another start begins.
@@ -246,31 +266,32 @@ class Boot(msgspec.Struct):
     failure: str = ""
     has_started: bool = False
     is_v0: bool = False
+    is_full: bool = False
     has_draft: bool = False
     start_lines: set[str] = set()
 
-    def size(self, name: str) -> int | None:
-        """Return the logged bytes of a memory item on one GPU; None if the log states none.
+    def size(self, name: str) -> int:
+        """Return the logged bytes of a memory item on one GPU; 0 if the log states none.
 
         Args:
             name: Key of the item in `figures`, such as "weights" or "cache".
         """
-        return round(self.figures[name]) if name in self.figures else None
+        return round(self.figures.get(name, 0))
 
 
-def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
+def find_gpu(boot: Boot) -> tuple[Gpu, str]:
     """Return the GPU model that a log names, with the logged memory, and a remark for the user.
 
     If the log has no known name, the GPU preset with this memory is used, which the remark states.
     Otherwise, the remark is "".
 
     Args:
-        name: The GPU's name in the log; "" if there is none.
-        memory: Bytes of GPU memory in the log; 0 if unknown.
+        boot: The logged start.
 
     Raises:
         UserError: No preset matches, or several GPU models have this memory.
     """
+    name, memory = boot.gpu, boot.memory
     if preset := driver_gpu(name, memory):
         return with_memory(preset, memory), ""
     gpus = [
@@ -279,13 +300,14 @@ def find_gpu(name: str, memory: int) -> tuple[Gpu, str]:
         if memory and abs(gpu.memory_bytes / memory - 1) <= MEMORY_TOLERANCE
     ]
     if not gpus:
-        problem = f"names GPU {name!r}, which is not a preset" if name else "names no GPU"
-        raise UserError(f"the log {problem}", "Add --gpu, such as --gpu h100")
+        problem = f"the log's GPU {name!r} is not a preset" if name else "the log names no GPU"
+        hint = f"Type `kvcalc diagnose LOG --gpu {'card.yaml' if name else 'h100'}`"
+        raise UserError(problem, hint)
     size = f"{memory / 2**30:.2f} GiB"
     if len(gpus) > 1:
-        *others, last = [gpu.name for gpu in gpus]
-        problem = f"the log names no GPU, and {size} can be {', '.join(others)} or {last}"
-        raise UserError(problem, f"Add --gpu {gpus[0].name} or --gpu {last}")
+        names = join_with_or([gpu.name for gpu in gpus])
+        problem = f"the log names no GPU, and {size} can be {names}"
+        raise UserError(problem, f"Type `kvcalc diagnose LOG --gpu {gpus[0].name}`")
     remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
     return with_memory(gpus[0], memory), remark
 
@@ -331,11 +353,21 @@ _VALUE = (
 _MAPPING_ITEM = re.compile(rf"'([a-z_0-9]{{1,60}})': {_VALUE}")
 _KEYWORD_ARGUMENT = re.compile(rf"\b([a-z_0-9]{{1,60}})={_VALUE}")
 BOOT_TEXTS = ("version", "model", "gpu", "title", "file_type")
-FAILURES = ("no_blocks", "too_long", "occupied", "out_of_memory", "weights_failed")
+FAILURES = [
+    "no_blocks",
+    "too_long",
+    "occupied",
+    "outside_share",
+    "out_of_memory",
+    "weights_failed",
+]
 FLAG_NUMBERS = """
     gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs
     num_gpu_blocks_override cells
 """
+FLAG_TEXTS = "cache_type_k cache_type_v flash_attn kv_unified"
+FLAG_VALUES = {"true": True, "false": False, "0": "off", "disabled": "off"}
+COUNTS = ("tokens", "full_tokens", "longest")
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
@@ -361,9 +393,10 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     boots = _split_boots(data.decode(encoding, errors="replace"))
     first_part = f"{MAX_BYTES >> 20} MiB"
     if not boots:
-        unread = f" in its first {first_part}; the rest is not read" if is_cut else ""
-        hint = "Give only the start-up" if is_cut else "Give the log from its first line on"
-        raise UserError(f"has no start-up of vLLM, SGLang or llama.cpp{unread}", hint, place)
+        hint = (
+            f"Only {first_part} are read" if is_cut else "Give the log from its first line on"
+        )
+        raise UserError("has no start-up of vLLM, SGLang or llama.cpp", hint, place)
     remarks = [f"{place}: only the first {first_part} are read"] if is_cut else []
     if len(boots) > MAX_BOOTS:
         remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
@@ -467,21 +500,19 @@ def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
     """Record a group of a pattern by its name."""
     is_llama_cpp = boot.engine == "llama.cpp"
     if name in FAILURES:
-        # a later message of vLLM or SGLang gives the reason for a failed allocation
-        if not boot.failure or (boot.failure == "out_of_memory" and not is_llama_cpp):
+        # a later message gives the reason for a failed allocation
+        if boot.failure in ("", "out_of_memory"):
             boot.failure = name.removesuffix("_failed")
     elif name in BOOT_TEXTS:
         boot.has_draft = is_llama_cpp and name == "model" and bool(boot.model)
         prefix = "b" if is_llama_cpp and name == "version" else ""  # as builds are tagged
         setattr(boot, name, getattr(boot, name) or prefix + text)
-    elif name in ("is_v0", "has_started"):
+    elif name in ("is_v0", "has_started", "is_full"):
         setattr(boot, name, True)
     elif name in ("arguments", "config"):
         _record_arguments(boot, name, text)
-    elif name.startswith("cache_type"):
-        boot.flags[name] = text.lower()
-    elif name == "kv_unified":
-        boot.flags[name] = text == "true"
+    elif name in FLAG_TEXTS.split():
+        boot.flags[name] = FLAG_VALUES.get(text, text.lower())
     elif name == "offloaded":
         layers, all_layers = map(int, text.split("/"))
         if layers < all_layers:
@@ -495,12 +526,14 @@ def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
 
 def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) -> None:
     """Record a number as memory, count, flag or figure. Negative counts and flags are ignored."""
-    size = value * (MIB if boot.engine == "llama.cpp" else GIB)
+    is_mib = boot.engine == "llama.cpp" or name.endswith("_mib")
+    size = value * (MIB if is_mib else GIB)
+    name = name.removesuffix("_mib")
     if name == "memory":
         boot.memory = round(size)
     elif name == "capacity":
         boot.memory = boot.memory or round(size)
-    elif name in ("tokens", "full_tokens"):
+    elif name in COUNTS:
         if value >= 0:
             boot.counts[name] = min(int(value), boot.counts.get(name, int(value)))
     elif name in FLAG_NUMBERS.split():
@@ -568,7 +601,9 @@ def _complete_figures(boot: Boot) -> None:
     """Compute the figures that a log states only in parts, and the engine of old releases.
 
     The peak of torch includes weights. SGLang's cache consists of keys and values of all pools, and
-    states. For llama.cpp, the device with the most memory in use counts.
+    states. For llama.cpp, the device with the most memory in use counts, and old releases log the
+    tokens of the cache only as `n_ctx`. vLLM and SGLang allocate nothing in their share after the
+    cache, so a later allocation fails outside the share.
     """
     if boot.engine == "vllm" and boot.version.startswith(V0_RELEASES):
         boot.is_v0 = True
@@ -590,3 +625,8 @@ def _complete_figures(boot: Boot) -> None:
     for (item, _), size in boot.buffers.items():
         figures[item] = max(size, figures.get(item, 0))
     boot.memory = max(0, boot.memory)
+    is_llama_cpp = boot.engine == "llama.cpp"
+    if is_llama_cpp and "cells" in boot.flags and not boot.failure:
+        boot.counts.setdefault("cells", boot.flags["cells"])
+    if boot.failure == "out_of_memory" and "cache" in figures and not is_llama_cpp:
+        boot.failure = "outside_share"

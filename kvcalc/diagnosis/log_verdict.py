@@ -4,6 +4,7 @@ Each change is tried before it is printed: with the engine's rules, and with the
 the log.
 """
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -13,14 +14,15 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvcalc.capacity import Fit, fit
+from kvcalc.capacity import fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import command_lines
-from kvcalc.capacity.memory_budget import LogCorrections
+from kvcalc.capacity.memory_budget import GRAPH_BYTES, LogCorrections
 from kvcalc.capacity.suggested_fixes import (
     MAX_SHARE,
     ConfigChange,
     first_fitting_changes,
+    host_layers,
     join_with_or,
     smaller_cache,
     smaller_weights,
@@ -34,14 +36,47 @@ from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.units import format_bytes
 
 MIN_TOKENS, MIN_SEQUENCES, MAX_CHANGES = 512, 8, 5
-FAILURES = {
-    "no_blocks": "nothing is left for the KV cache",
-    "occupied": "less memory is free than the engine's share",
-    "too_long": "one request of the maximum length does not fit",
-    "out_of_memory": "an allocation ran out of memory",
-    "weights": "the weights do not fit",
-}
-V0_ITEMS = "memory share weights activations libraries graphs cache"
+# What happened, by failure. The first sentence counts whose fields are all known.
+OUTCOMES = """
+    : The engine started with {cache} of KV cache.
+    : The engine started.
+    occupied: Failed: {in_use} were in use before the start, {free} are free, the engine needs \
+        {desired_share}.
+    too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left for \
+        {longest:,} tokens.
+    too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left.
+    too_long: Failed: one request needs {max_model_len:,} tokens of KV cache, {longest:,} are left.
+    too_long: Failed: one request of the maximum length does not fit.
+    no_blocks: Failed: {allocation} of KV cache did not fit on a GPU of {memory}.
+    no_blocks: Failed: {allocation} of KV cache did not fit.
+    no_blocks: Failed: nothing is left for the KV cache, {short} are missing.
+    no_blocks: Failed: nothing is left for the KV cache.
+    outside_share: Failed: {allocation} outside the engine's share did not fit, {unused} of \
+        {memory} are free.
+    outside_share: Failed: nothing is left outside the engine's share of the memory.
+    out_of_memory: Failed: the weights need {large_weights} of one GPU, which has {memory}.
+    out_of_memory: Failed: {allocation} of memory did not fit, {unused} of {memory} are free.
+    out_of_memory: Failed: {allocation} of memory did not fit on a GPU of {memory}.
+    out_of_memory: Failed: {allocation} of memory did not fit.
+    out_of_memory: Failed: an allocation ran out of memory.
+    weights: Failed: the weights need {large_weights} of one GPU, which has {memory}.
+    weights: Failed: {allocation} of weights did not fit on a GPU of {memory}.
+    weights: Failed: the weights do not fit.
+"""
+# What helps if nothing is predicted.
+REMEDIES = """
+    too_long: It fits with `--max-model-len {longest}`, or with {missing} more by a larger \
+        `--gpu-memory-utilization`.
+    too_long: It fits with `--max-model-len {longest}`.
+    too_long: Use a smaller `--max-model-len` or a larger `--gpu-memory-utilization`.
+    occupied: Stop the processes that use the memory, or use a smaller share of it.
+    no_blocks: Use a shorter context, smaller weights, more GPUs or a larger share of the memory.
+    outside_share: Use a smaller share of the memory or a smaller `--max-num-seqs`.
+    out_of_memory: Use shorter inputs, smaller batches, smaller weights or more GPUs.
+    weights: Use smaller weights or more GPUs.
+"""
+# kvcalc's options that change neither weights nor activations
+CACHE_OPTIONS = {"--gpu-memory-utilization", "--max-model-len", "--kv-cache-dtype"}
 
 
 class Adviser(NamedTuple):
@@ -59,13 +94,20 @@ class Adviser(NamedTuple):
 
     @property
     def start(self) -> ConfigChange:
-        """Return the logged start as a `ConfigChange` (deployment and options) without changes.
+        """Return the logged start as a `ConfigChange` (deployment and options), to add changes.
 
-        Changes can be added to it. Its GPU has the memory of the GPU preset, not the memory that
-        the log states.
+        llama.cpp gets flash attention, and a slot of the required length for each user.
         """
-        diagnosis = self.diagnosis
-        return ConfigChange(diagnosis.predicted, diagnosis.plain, diagnosis.options)
+        predicted = self.diagnosis.predicted
+        # an engine's command line for one user has no option of kvcalc for the users
+        options = replace(predicted.options, users=self.users * (self.users > 1))
+        start = ConfigChange.of(replace(predicted, options=options))
+        if options.flash_attn == "off":
+            start = start.changed(flash_attn="on")
+        if options.engine != "llama.cpp":
+            return start
+        slots = max(self.users, options.max_num_seqs or 1)
+        return start.changed(max_num_seqs=slots, max_model_len=self.tokens)
 
     def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
         """Return a copy of a changed start that requires this number of users of this length.
@@ -84,29 +126,49 @@ class Adviser(NamedTuple):
             users = max(users, options.max_num_seqs or 1)
         return change.changed(users=users, max_model_len=tokens)
 
+    def logged(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
+        """Return what `with_users` returns, with the corrections of the log.
+
+        Args:
+            change: The changed start.
+            users: Number of concurrent users in the replica.
+            tokens: Tokens of each user's sequence.
+        """
+        corrections = self.diagnosis.corrections
+        return self.with_users(change, users, tokens).changed(from_log=corrections)
+
+    def is_logged(self, change: ConfigChange) -> bool:
+        """Return whether the log alone decides if a change helps, without the prediction.
+
+        The log must state the size of the cache, and the change must not affect the memory outside
+        the cache.
+
+        Args:
+            change: The changed start.
+        """
+        boot = self.diagnosis.boot
+        is_safe = boot.failure == "outside_share" or {*change.words[::2]} <= CACHE_OPTIONS
+        return is_safe and "cache" in boot.figures
+
     def fits(self, change: ConfigChange) -> bool:
         """Return whether the engine starts with the changed flags and the required users fit.
 
-        This must be true for the predicted memory, and for the prediction plus the differences
-        between log and prediction. With these differences, one sequence of the start's
-        max_model_len must fit too. The result is False if flags cannot express the change.
+        This must be true for the prediction plus the differences between log and prediction, and
+        one sequence of the start's max_model_len must fit too. If the log alone does not decide, it
+        must also be true for the predicted memory. The result is False if flags cannot express the
+        change.
 
         Args:
             change: The changed start.
         """
         corrections = self.diagnosis.corrections
-        deployment = replace(change.deployment, gpu=self.diagnosis.deployment.gpu)
-        options = replace(change.options, from_log=corrections)
-        logged = replace(change, deployment=deployment, options=options)
-        corrected = self.with_users(logged, self.users, self.tokens)
-        checks = (
-            self.with_users(change, self.users, self.tokens),
-            corrected,
-            self.with_users(logged, 1, options.max_model_len),
-        )
+        corrected = self.logged(change, self.users, self.tokens)
+        checks = [corrected, self.logged(change, 1, change.options.max_model_len)]
+        if not self.is_logged(change):
+            checks.append(self.with_users(change, self.users, self.tokens))
         if not (change.flags() and all(check.fits for check in checks) and corrected.result):
             return False
-        is_total = corrections.others_bytes and corrected.result.utilization_basis == "total"
+        is_total = corrected.result.utilization_basis == "total"
         free_bytes = corrections.memory_bytes - corrections.others_bytes
         return not is_total or corrected.result.budget.share <= free_bytes
 
@@ -120,20 +182,22 @@ class Adviser(NamedTuple):
         Args:
             change: A change with which the required users fit.
         """
-        predicted, tokens, flags = self.diagnosis.predicted, self.tokens, change.flags()
-        started = self.with_users(change, self.users, max(predicted.length, tokens))
-        if not started.fits:
-            flags = change.changed(max_model_len=tokens).flags()
-            started = self.with_users(change, self.users, tokens)
-        assert started.result
-        words = TypedWords({started.result.model.name: self.diagnosis.command.model_words})
-        command, kvcalc_command = command_lines(started.result, words)
+        length = max(
+            change.options.max_model_len or self.diagnosis.predicted.length, self.tokens
+        )
+        if not self.logged(change, self.users, length).fits:
+            length = self.tokens
+            change = change.changed(max_model_len=length)
+        started = self.with_users(change, self.users, length)
+        result = fit(started.deployment, started.options)
+        words = TypedWords({result.model.name: self.diagnosis.command.model_words})
+        command, kvcalc_command = command_lines(result, words)
         return {
-            "flags": flags,
+            "flags": change.flags(),
             "cost": change.cost,
             "command": command,
             "kvcalc_command": kvcalc_command,
-            "holds": self.with_users(change, self.users, tokens).sequences,
+            "holds": self.logged(change, self.users, self.tokens).sequences,
         }
 
     def find_changes(self) -> list[AdviceRecord]:
@@ -143,67 +207,73 @@ class Adviser(NamedTuple):
         per pass or more GPUs. Changes of one flag come first. If none helps, each kind is combined
         with a larger gpu_memory_utilization.
         """
-        alone = chain([self.larger_shares(self.start)], self.changes())
-        changes = [*first_fitting_changes(alone, self.fits)]
+        changes = [*first_fitting_changes(self.changes(), self.fits)]
         if not changes:
-            combined = (
-                chain.from_iterable(map(self.larger_shares, kind)) for kind in self.changes()
-            )
+            combined = (chain.from_iterable(map(self.shares, kind)) for kind in self.changes())
             changes = [*first_fitting_changes(combined, self.fits)]
         return [*map(self.advice, changes[:MAX_CHANGES])]
 
-    def _first_that_fits(self, changes: Sequence[ConfigChange]) -> Sequence[ConfigChange]:
-        """Return a list with the first change that fits, if all later changes fit too. It is empty
-        if no change fits."""
-        first = bisect_left(changes, True, key=self.fits)
-        return changes[first : first + 1]
-
-    def larger_shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
+    def shares(self, start: ConfigChange) -> Sequence[ConfigChange]:
         """Return a list with at most one change: the smallest gpu_memory_utilization that suffices.
 
         With it all required users fit. The values are multiples of 0.01 above the current value, up
-        to the share of the memory that other processes leave free. If other processes made the
-        start fail, the change is instead to the next smaller value, because the engine then needs
-        less free memory. The list is empty if no value is enough, with llama.cpp, and if the start
-        has a cache size in bytes.
+        to the share of the memory that other processes leave free. If the start failed outside its
+        share, the change is instead to the next value that leaves enough memory: to other
+        processes, or to the failed allocation and to CUDA graphs. The list is empty if no value is
+        enough, with llama.cpp, and if the start has a cache size in bytes.
 
         Args:
             start: The logged start, possibly with earlier changes.
         """
-        options = start.options
+        options, boot = start.options, self.diagnosis.boot
         if options.engine == "llama.cpp" or options.kv_cache_memory_bytes:
             return []
         corrections, used = self.diagnosis.corrections, self.diagnosis.predicted.utilization
         free = min(MAX_SHARE, 1 - corrections.others_bytes / corrections.memory_bytes)
+        if is_outside := boot.failure == "outside_share":
+            missing = boot.size("allocation") - boot.size("unused") + GRAPH_BYTES
+            free = min(free, used - missing / corrections.memory_bytes)
         shares = [hundredths / 100 for hundredths in range(1, int(free * 100) + 1)]
-        if self.diagnosis.boot.failure == "occupied":
-            shares = [share for share in shares if share < used][-1:]
-            return [start.changed(gpu_memory_utilization=share) for share in shares]
-        return self._first_that_fits(
-            [start.changed(gpu_memory_utilization=share) for share in shares if share > used]
-        )
+        is_smaller = is_outside or boot.failure == "occupied"
+        changes = [
+            start.changed(gpu_memory_utilization=share)
+            for share in shares
+            if (share < used if is_smaller else share > used)
+        ]
+        # if a share is enough, larger shares are enough too
+        first = -1 if is_smaller else bisect_left(changes, True, key=self.fits)
+        return changes[first:][:1]
 
     def changes(self) -> Iterator[Iterable[ConfigChange]]:
         """Yield alternative changes of the start: one iterable per kind, the smallest change first.
 
-        First come kinds that need less memory outside the KV cache, such as fewer tokens per pass.
-        Kinds that change the deployment follow: cache format, layers on the host, GPUs, and weight
-        format. The changes are not checked yet.
+        First come the required length and kinds that need less memory outside the KV cache, such as
+        fewer tokens per pass. Kinds that change the deployment follow: cache format, layers on the
+        host, GPUs, and weight format. If the start failed outside its share, only fewer sequences
+        help, in proportion to the failed allocation. The changes are not checked yet.
         """
         start, options, deployment = self.start, self.start.options, self.start.deployment
         is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
-        tokens = self.diagnosis.predicted.settings.max_num_batched_tokens
+        boot, predicted = self.diagnosis.boot, self.diagnosis.predicted
+        if self.tokens < predicted.length and boot.failure:
+            yield [start.changed(max_model_len=self.tokens)]
+        yield self.shares(start)
+        is_outside, max_num_seqs = boot.failure == "outside_share", predicted.max_num_seqs
+        allocation, unused = boot.size("allocation"), boot.size("unused")
+        if is_vllm or is_outside:
+            yield (
+                start.changed("fewer concurrent requests", max_num_seqs=count, users=self.users)
+                for count in _halves(max_num_seqs, max(self.users, MIN_SEQUENCES))
+                if count * allocation <= max_num_seqs * unused
+            )
+        yield [start]
+        if is_outside or self.fits(start):
+            return
+        tokens = predicted.settings.max_num_batched_tokens
         yield (
             start.changed("longer prompts take more passes", max_num_batched_tokens=count)
             for count in _halves(tokens, 64 if is_llama_cpp else MIN_TOKENS)
         )
-        if is_vllm:
-            yield (
-                start.changed("fewer concurrent requests", max_num_seqs=count)
-                for count in _halves(
-                    options.max_num_seqs or 1024, max(self.users, MIN_SEQUENCES)
-                )
-            )
         if not is_llama_cpp and not options.enforce_eager:
             yield [start.changed("slower steps", enforce_eager=True)]
         if is_vllm and deployment.model.vision and options.max_images != 0:
@@ -211,14 +281,10 @@ class Adviser(NamedTuple):
             yield [start.changed("no images or videos", limit_mm_per_prompt=limits)]
         yield filter(None, [smaller_cache(start)])
         if is_llama_cpp:
-            layers = options.n_gpu_layers
-            if layers < 0:
-                layers = deployment.model.layers + 1
-            layer_counts = range(layers - 1, 1, -1) if deployment.gpu.per != "SoC" else ()
-            cost = "the other layers run on the host, slower"
-            yield self._first_that_fits(
-                [start.changed(cost, n_gpu_layers=count) for count in layer_counts]
-            )
+            if deployment.gpu.per != "SoC":
+                cost = "the other layers run on the host, slower"
+                layers = host_layers(start, deployment.model)
+                yield (change.changed(cost) for change in layers)
             return
         yield (
             wider.changed(f"{wider.deployment.parallelism.gpus} GPUs")
@@ -226,25 +292,22 @@ class Adviser(NamedTuple):
         )
         yield smaller_weights(start)
 
-    def longest_flag(self) -> str:
-        """Return the flag with the longest max_model_len at which one sequence fits.
+    def shorter_contexts(self) -> list[AdviceRecord]:
+        """Return a list with the record of the longest max_model_len at which one sequence fits.
 
-        Example: "--max-model-len 8192". The length is a multiple of 256 tokens. The sequence must
-        fit by the predicted memory, and by the prediction corrected with the log's bytes. The
-        result is "" if no length fits, or if the present max_model_len fits already.
+        This is a multiple of 256 tokens. The list is empty if no length fits, or if the present
+        max_model_len fits already.
         """
-        diagnosis = self.diagnosis
-        length = diagnosis.options.max_model_len
-        one_user = self.with_users(self.start, 1, length).options
-        corrected = replace(one_user, from_log=diagnosis.corrections)
-        fits = fit(diagnosis.plain, one_user), fit(diagnosis.deployment, corrected)
-        limits = [fitted.needed.length for fitted in fits]
-        lengths = [length for length in limits if length is not None]
+        starts = [self.start.changed(from_log=self.diagnosis.corrections)]
+        if not self.is_logged(self.start):
+            starts.append(self.start)
+        lengths = [start.result.longest_length or 0 for start in starts if start.result]
         tokens = min(lengths, default=0) // 256 * 256
-        if not 0 < tokens < diagnosis.predicted.length:
-            return ""
+        if not 0 < tokens < self.diagnosis.predicted.length:
+            return []
         shorter = self.start.changed(max_model_len=tokens)
-        return shorter.flags() if self._replace(users=1, tokens=tokens).fits(shorter) else ""
+        adviser = self._replace(users=1, tokens=tokens)
+        return [adviser.advice(shorter)] if adviser.fits(shorter) else []
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
@@ -294,7 +357,8 @@ class DiagnosisSummary(NamedTuple):
     def basis(self) -> str:
         """Return model, GPUs and engine as text, such as "llama-3.1-8b on 1× l4, vllm 0.11.0"."""
         engine = f"{self.boot.engine} {printable(self.boot.version, 40)}".strip()
-        return f"{self.model} on {self.gpus}× {self.gpu}, {engine}"
+        gpu = self.gpu or "unnamed GPU"
+        return f"{self.model or 'unnamed model'} on {self.gpus}× {gpu}, {engine}"
 
     def records(self, log: str = "", number: int = 1) -> list[DiagnoseRecord]:
         """Return one record (dict) per memory item, with logged and predicted bytes of one GPU.
@@ -342,34 +406,54 @@ class DiagnosisSummary(NamedTuple):
         return records
 
 
-def summarize_v0(boot: Boot, model: str, gpu: str) -> DiagnosisSummary:
-    """Return the summary of a start of vLLM's V0 engine: logged sizes without a prediction.
+def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSummary:
+    """Return the summary of a start that is not predicted: the logged sizes, and what helps.
 
     Args:
         boot: The logged start.
         model: Name that replaces the model's name in the log; "" for none.
         gpu: Name that replaces the GPU's name in the log; "" for none.
+        problem: Sentence: why the start is not predicted.
     """
     gpu_name = gpu or printable(boot.gpu, 80)
     with suppress(UserError):  # none or several GPUs have this memory
-        gpu_name = gpu or find_gpu(boot.gpu, boot.memory)[0].name
-    cache = boot.size("cache")
-    outcome = (
-        f"The engine started{f' with {format_bytes(cache)} of KV cache' if cache else ''}."
-    )
-    if boot.failure:
-        outcome = f"Failed: {FAILURES[boot.failure]}."
-    gpus = prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp"))
-    sizes = {key: boot.size(key) for key in V0_ITEMS.split()} | {"memory": boot.memory}
+        gpu_name = gpu or find_gpu(boot)[0].name
+    known = {"memory": boot.memory, "missing": boot.size("needed") - boot.size("cache")}
+    sizes = boot.figures | {"memory": boot.memory}
     return DiagnosisSummary(
         boot=boot,
         model=printable(model or boot.model, 80),
         gpu=gpu_name,
-        gpus=gpus,
-        items={k: MemoryItem(size, None) for k, size in sizes.items() if (size or -1) >= 0},
-        outcome=outcome,
-        capacity="vLLM's V0 engine is not predicted",
+        gpus=prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp")),
+        items={
+            name: MemoryItem(round(sizes[name]), None)
+            for name in ITEM_NAMES
+            if sizes.get(name, 0) > 0
+        },
+        outcome=choose_sentence(OUTCOMES, boot, known),
+        capacity=problem,
+        remedy=choose_sentence(REMEDIES, boot, known),
     )
+
+
+def choose_sentence(sentences: str, boot: Boot, known: dict[str, int]) -> str:
+    """Return the first sentence about a start whose fields are all known; "" if there is none.
+
+    Args:
+        sentences: A failure, such as "weights", and a sentence with named fields in each line. A
+            field is a flag, a count or a size of the start.
+        boot: The logged start.
+        known: More fields, in bytes. 0 means unknown.
+    """
+    in_use = known["memory"] - boot.size("free")
+    sizes = boot.figures | known | {"short": -boot.size("cache"), "in_use": in_use}
+    texts = {name: format_bytes(size) for name, size in sizes.items() if size > 0}
+    fields = boot.flags | boot.counts | texts
+    for failure, sentence in re.findall(r"(\w*): (.+)", re.sub("  +", " ", sentences)):
+        if failure == boot.failure:
+            with suppress(KeyError):
+                return str(sentence.format_map(fields))
+    return ""
 
 
 def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> DiagnosisSummary:
@@ -380,13 +464,14 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         users: Number of concurrent users that must fit; 0 for one.
         context: Tokens of each user's sequence; 0 for the start's max_model_len.
     """
-    boot, predicted, options = diagnosis.boot, diagnosis.predicted, diagnosis.options
+    boot, predicted = diagnosis.boot, diagnosis.predicted
+    options = predicted.options
     tokens = context or predicted.length
     adviser = Adviser(diagnosis, max(1, users), tokens)
     corrected = replace(
         options, from_log=diagnosis.corrections, users=adviser.users, max_model_len=tokens
     )
-    logged = fit(diagnosis.deployment, corrected)
+    logged = fit(predicted.requested, corrected)
     per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
     sequences = [logged.sequences, per_rank * predicted.ranks.dp]
     if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
@@ -395,34 +480,32 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         sequences = [min(slots, number, boot.counts["cells"] // tokens) for number in sequences]
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
-    fits = logged.fits and is_running
-    changes = [] if fits else adviser.find_changes()
-    remedy = ""
-    if not fits:
-        flags = [change["flags"] for change in changes]
+    fits = logged.fits and is_running and sequences[0] >= adviser.users
+    is_blocked = logged.fits and boot.failure in ("no_blocks", "out_of_memory", "weights")
+    changes, remedy = [], ""
+    if is_blocked:
+        remedy = "By prediction it fits: stop the other processes that use the GPU."
+    elif not fits:
+        changes = adviser.find_changes()
         if not is_requested:
-            flags.append(adviser.longest_flag())
+            changes += adviser.shorter_contexts()
         remedy = "No change of one or two flags helps on this GPU."
-        if words := [f"`{flag}`" for flag in flags if flag]:
+        if words := [f"`{change['flags']}`" for change in changes]:
             remedy = f"It fits with {join_with_or(words)}."
         if boot.failure == "occupied":
             remedy = f"Stop the processes that use the memory. {remedy}"
 
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
-    counts = f"{sequences[0]:,} logged, {sequences[1]:,} predicted"
+    counts = f"{sequences[0]:,} logged, " * (not boot.failure) + f"{sequences[1]:,} predicted"
     note = f", the cache stores {cells:,} tokens" if cells else ""
-    extra = diagnosis.corrections.beside_beyond_bytes
-    is_cause = "rest" in diagnosis.items and sequences[0] < sequences[1]
-    if is_cause and extra > diagnosis.corrections.weights_beyond_bytes:
-        note = f", because other memory is {format_bytes(extra)} larger than predicted"
-    written = command_of(diagnosis.deployment, options, diagnosis.command.model_words)
+    written = command_of(predicted.requested, options, diagnosis.command.model_words)
     return DiagnosisSummary(
         boot=boot,
         model=logged.model.name,
         gpu=logged.gpu.name,
         gpus=logged.ranks.gpus,
         items=diagnosis.items,
-        outcome=_outcome(diagnosis, logged, tokens, sequences[0]),
+        outcome=_outcome(diagnosis, adviser.users, tokens, sequences[0]),
         capacity=f"users of {tokens:,} tokens: {counts}{note}",
         fits=fits,
         max_num_seqs=sequences[0],
@@ -433,30 +516,16 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     )
 
 
-def _outcome(diagnosis: Diagnosis, logged: Fit, tokens: int, sequences: int) -> str:
+def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> str:
     """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
     missing memory."""
-    boot, cache = diagnosis.boot, diagnosis.logged("cache")
-    count = logged.options.requested_num_seqs
-    if boot.failure == "occupied":
-        free_bytes = boot.size("free") or 0
-        free, share = format_bytes(free_bytes), format_bytes(boot.size("desired_share") or 0)
-        in_use = f"{format_bytes(boot.memory - free_bytes)} were in use before the start"
-        return f"Failed: {in_use}, {free} are free, the engine needs {share}."
-    if boot.failure == "too_long" and cache:
-        needed = format_bytes(logged.needed.cache)
-        remaining = format_bytes(cache)
-        load = f"{count:,} users of {tokens:,} tokens" if count > 1 else f"{tokens:,} tokens"
-        return f"Failed: {load} need {needed} of KV cache, {remaining} are left."
-    budget = diagnosis.predicted.budget
-    if boot.failure in ("out_of_memory", "weights") and budget.weights > budget.memory:
-        weights, memory = format_bytes(budget.weights), format_bytes(budget.memory)
-        return f"Failed: the weights need {weights} of one GPU, which has {memory}."
+    boot, budget = diagnosis.boot, diagnosis.predicted.budget
     if boot.failure:
-        short = diagnosis.logged("short")
-        missing = f", {format_bytes(short)} are missing" if short else ""
-        return f"Failed: {FAILURES[boot.failure]}{missing}."
-    if cache is None:
+        large_weights = budget.weights * (budget.weights > budget.memory)
+        sizes = {"memory": budget.memory, "large_weights": large_weights}
+        return choose_sentence(OUTCOMES, boot, sizes)
+    cache = boot.size("cache")
+    if not cache:
         return "The engine started, the log has no size of the KV cache."
     users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
     missed = f", not {count:,}" if count > max(1, sequences) else ""

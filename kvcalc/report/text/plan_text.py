@@ -236,6 +236,7 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     return Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)
 
 
+FULL = "Requests wait for a full KV cache. More GPUs or an 8-bit cache store more of them."
 DIAGNOSIS_COLUMNS = columns(
     DiagnoseRecord, "term logged_bytes predicted_bytes difference_bytes"
 )
@@ -252,21 +253,18 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
             explains.
     """
     records = summary.records(log, number)
-    notes = ["", summary.basis, summary.capacity, *filter(None, [summary.remedy])]
+    notes = [summary.basis, summary.capacity, summary.remedy or FULL * summary.boot.is_full]
     if boots > 1:
         first, last = summary.boot.lines
-        notes[1] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[1]}"
+        notes[0] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[0]}"
     details = [
         f"{change['flags']}: {change['cost']}" for change in summary.changes if change["cost"]
     ]
-    lines = []
-    for change in summary.changes[:1]:
-        lines = [change["command"], change["kvcalc_command"]]
     return Table(
         records[:-1],
         DIAGNOSIS_COLUMNS,
         summary.outcome,
-        notes,
+        [*[""] * bool(summary.items), *filter(None, notes)],
         details=details,
-        commands=[line for line in lines if line],
+        commands=[change["command"] for change in summary.changes[:1] if change["command"]],
     )
