@@ -61,7 +61,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
          "--ctx-size 32768 --parallel 4 --ubatch-size 512"),
         ("LLAMA_CPP_FAILED", "llama-3.1-8b", "rtx-3090", 1, "b6500", "no_blocks", {"weights": 4403.49 / 1024},
          "--ctx-size 262144 --parallel 1 --ubatch-size 512"),
-        ("V1_0_8_3", "qwen2.5-32b", "rtx-4090", 4, "0.8.3", "too_long", {"weights": 15.4172, "cache": 0.78},
+        ("V1_0_8_3", "deepseek-r1-distill-qwen-32b", "rtx-4090", 4, "0.8.3", "too_long", {"weights": 15.4172, "cache": 0.78},
          "--tensor-parallel-size 4 --max-model-len 32768"),
         ("V1_0_12", "qwen3-next-80b-a3b", "h100-sxm", 4, "0.12.0", None,
          {"weights": 38.3117, "cache": 26.91, "CUDA graphs": 1.37}, '--max-model-len 65536 --speculative-config \'{"method": "qwen3_next_mtp", "num_speculative_tokens": 2}\''),
@@ -177,7 +177,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.V1_0_28 + RUNNING, "", "The engine started", "Requests wait for a full KV cache."),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
-         "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB.", "--tensor-parallel-size 2"),
+         "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB.", "--tensor-parallel-size 4"),
         (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB.", "--cache-type-v q8_0"),
         (logs.LLAMA_CPP_FAILED.replace("262144", "8192").replace("32768.00", "1024.00"), "", "1.00 GiB of KV cache did not fit",
          "By prediction it fits: stop the other processes"),
@@ -186,7 +186,6 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 def test_the_first_sentence_has_the_figures_and_a_remedy_follows(
     kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str
 ) -> None:
-    """An error line without a start gives an answer too."""
     (tmp_path / "server.log").write_text(text, encoding="utf-8")
     shown = kvcalc("diagnose", str(tmp_path / "server.log"), *more.split()).joined
     assert remedy in shown.replace("\\ ", "").partition(first)[2]
@@ -228,8 +227,7 @@ def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tm
 
 def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> None:
     """79.18 GiB may be an H100 or an A100. Without a memory size, no GPU is guessed."""
-    text = logs.V1_0_28.replace("INFO device_name=NVIDIA_L40S\n", "")
-    words = "Free memory on device (43.9/44.39 GiB)"
+    text, words = logs.V1_0_28.replace("INFO device_name=NVIDIA_L40S\n", ""), "Free memory on device (43.9/44.39 GiB)"
     path = tmp_path / "server.log"
     path.write_text(text.replace(words, "Free memory on device (78.7/79.18 GiB)"), encoding="utf-8")
     found = kvcalc("diagnose", str(path))
