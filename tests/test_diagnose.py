@@ -99,14 +99,8 @@ def test_what_a_log_says(
     ("text", "gpu", "figures", "failure"),
     [
         (logs.V0_6_3, "rtx-3090", {"weights": 14.9888}, "too_long"),
-        (
-            logs.V0_6_4, "h200",
-            {"weights": 0.9277, "activations": 2.38 - 0.9277, "libraries and collectives": 0.73, "cache": 122.71}, None,
-        ),
-        (
-            logs.V0_7_3, "t4",
-            {"weights": 5.6, "activations": 0.74, "libraries and collectives": 0.03, "cache": 2.39}, None,
-        ),
+        (logs.V0_6_4, "h200", {"weights": 0.9277, "activations": 2.38 - 0.9277, "libraries and collectives": 0.73, "cache": 122.71}, None),
+        (logs.V0_7_3, "t4", {"weights": 5.6, "activations": 0.74, "libraries and collectives": 0.03, "cache": 2.39}, None),
         (logs.V1_0_10.replace("V1 LLM engine", "V0 LLM engine"), "a100-80gb", {"weights": 17.2217}, None),
     ],
     ids=["0.6.3", "0.6.4", "0.7.3", "0.10.1 by V0"],
