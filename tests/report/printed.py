@@ -61,7 +61,7 @@ def read(text: str, kind: str) -> Cell:
         case "seconds":
             return by_digits(text, SECONDS)
         case "count":
-            digits = re.fullmatch(r"([\d.]+)([KMBT]?)", text)
+            digits = re.fullmatch(r"(?:≈ )?([\d.]+)([KMBT]?)", text)
             assert digits, text
             return by_decimals(f"{digits[1]} {digits[2]}".strip(), COUNTS)
         case "si":

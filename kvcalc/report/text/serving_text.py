@@ -187,7 +187,8 @@ def _latency_sentence(records: Records) -> str:
             figure = f"{loads[-1]['output_tokens_per_s']:,.1f}"
         clauses.append(f", {figure} with {load}")
     elif is_plain and not uncached:
-        clauses.append(f", TTFT {'≥ ' * bool(at_least)}{ttft}")
+        mark = "≥ " * bool(at_least)
+        clauses += [f", TTFT {mark}{ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
         work = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
         return answer_sentence(f"{_server_words(best)} embeds {work} per second{misfit}")

@@ -532,6 +532,8 @@ def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
     rates = {record["gpu"]: record["bandwidth_bytes_per_s"] for record in records}
     best, least = (choose(rates, key=rates.__getitem__) for choose in (max, min))
     factor = f", {ratio(rates[best] / rates[least])} that of {least}" * (best != least)
-    title = f"{best} has the most bandwidth of {plural(len(records), 'GPU')}{factor}."
+    figure = format_si(rates[best], "B/s")
+    count = plural(len(records), "GPU")
+    title = f"Of {count}, {best} has the most bandwidth, {figure}{factor}."
     notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
     return Table(records, GPU_COLUMNS, title, notes)
