@@ -71,6 +71,11 @@ class UserError(Exception):
         return f"{head}. {self.hint}" if self.hint else head
 
 
+def join_words(words: Sequence[str]) -> str:
+    """Return one or more words as one text: `a, b and c`."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+
+
 def list_few(names: Sequence[str], max_names: int = 4) -> str:
     """Return the first names of a list as text, such as `a, b, c, d and 3 more`.
 

@@ -37,7 +37,6 @@ ERRORS = [
     ("size gpt2 --dtype int4", "unknown dtype 'int4'. Weights stored so are --quantization int4"),
     ("size gpt2 -q 4bit", "unknown quantization '4bit'. 4-bit formats: int4, awq, "),
     ("size gpt2 --layers 6", "Change a model with --set layers=6"),
-    ("compare --layers 48 --heads 40 --head-dim 128", "needs --kv-heads. With --kv-heads 40 it is multi-head attention"),
     ("serve gpt2 --price-per-hour $2.50", "'$2.50' is not a number."),
     ("plan gpt2 --users 1 --context 1k --price-per-hour h100:2.5", "price-per-hour 'h100:2.5' is not a price. Write h100=2.5,"),
     ("gpus ha100", "unknown gpu 'ha100'. Did you mean h100-sxm, a100-80gb"),

@@ -225,7 +225,7 @@ def test_both_forms_of_mla_are_variants(kvcalc: Run) -> None:
     assert absorbed["flops"] == usual["flops"]
     assert "mla/expanded" in kvcalc("compare llama-7b --variants gqa:8/expanded").err
     plain = kvcalc("compare gpt-oss-20b --variants none,gqa:8,gqa:8/window:128")
-    assert plain.err == "note: without the windows of gpt-oss-20b: gqa:8\n"
+    assert plain.err == "note: the windows of gpt-oss-20b are not in gqa:8\n"
 
 
 def test_every_note_of_quality_names_its_source() -> None:

@@ -13,7 +13,7 @@ from kvcalc.answers.deployments import (
     split_sizes,
     typed_dimensions,
 )
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, join_words
 from kvcalc.question.deployment_options import DeploymentOptions
 from kvcalc.question.options import Question, check_number
 from kvcalc.question.size_options import DimensionOptions, SizeOptions
@@ -99,10 +99,11 @@ def compare_answer(
     model.check_generates()
     names = names or usual_variants(model).split(",")
     check_number("rows", MAX_PASSES, names, deployments, shapes)
-    if any(deployment.model != model for deployment in deployments):
+    models = " ".join(dict.fromkeys(deployment.model.name for deployment in deployments))
+    if models != model.name:
         raise UserError(
             "compare changes one model",
-            "`kvcalc size A B` and `kvcalc latency A B` take several",
+            f"`kvcalc size {models}` and `kvcalc latency {models}` take several",
         )
     variants = [(name.strip(), variant(model, name)) for name in names]
     contexts, batches = axes_of(shapes)
@@ -115,7 +116,7 @@ def compare_answer(
     notes = remarks([model], max(contexts))
     plain = [name for name, other in variants if "window" not in other.model.attention]
     if "window" in model.attention and plain:
-        notes.append(f"without the windows of {model.name}: {', '.join(plain)}")
+        notes.append(f"the windows of {model.name} are not in {join_words(plain)}")
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import comparison_sweep

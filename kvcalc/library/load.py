@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import msgspec
 from msgspec.structs import replace
 
-from kvcalc.errors import UserError, nearest, visible
+from kvcalc.errors import UserError, join_words, nearest, visible
 from kvcalc.gpu.gpu import PEAKS, Gpu
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.library import presets
@@ -257,7 +257,8 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
     if size > gpu.memory_bytes:
         raise UserError(
             f"memory {memory!r}: {gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB",
-            "A GPU with more needs its own YAML file",
+            f"Save `kvcalc gpus {gpu.name} > my-gpu.yaml`, change memory_bytes and give "
+            "--gpu my-gpu.yaml",
         )
     return replace(gpu, memory_bytes=size)
 
@@ -401,7 +402,10 @@ def beginning(name: str, kind: str) -> list[str]:
     try:
         locate(name, kind)
     except UserError:
-        return [stem for stem in preset_files(kind) if key(name) in key(stem)]
+        stems = preset_files(kind)
+        # r1 is in deepseek-r1, and not in solar-10.7b
+        verbatim = [stem for stem in stems if name.lower() in stem]
+        return verbatim or [stem for stem in stems if key(name) in key(stem)]
     return []
 
 
@@ -563,7 +567,7 @@ class Dimensions(DimensionOptions, frozen=True):
         missing = [_option(name) for name in ("heads", "head_dim") if not getattr(result, name)]
         if missing:
             raise UserError(
-                f"other attention of these layers needs {' and '.join(missing)}",
+                f"other attention of these layers needs {join_words(missing)}",
                 "Write --layers 32 --heads 32 --kv-heads 8 --head-dim 128",
             )
         return result._build(f"{self.layers} layers")
@@ -572,7 +576,8 @@ class Dimensions(DimensionOptions, frozen=True):
         """Return these dimensions with KV heads and head_dim instead of hidden_size.
 
         From hidden_size follow one KV head for each query head (MHA), and head_dim = hidden_size ÷
-        number of heads. Without `heads` it is one head. Without hidden_size, nothing changes.
+        number of heads. Without `heads` it is one head. Without hidden_size, KV heads and latents,
+        there is one KV head for each query head too.
 
         Raises:
             UserError: A value is missing, contradicts another or is outside its range.
@@ -581,7 +586,7 @@ class Dimensions(DimensionOptions, frozen=True):
             limit = 100_000 if name == "layers" else 10**8
             if not 0 <= value <= limit:
                 raise UserError(f"{_option(name)} {value} is outside 1 to {limit:,}")
-        needed = ["layers", "kv_heads", "head_dim"]
+        needed = ["layers", "head_dim"] if self.heads else ["layers", "kv_heads", "head_dim"]
         if self.kv_lora_rank:
             needed = ["layers", "kv_lora_rank"]
         if self.hidden_size:
@@ -592,15 +597,14 @@ class Dimensions(DimensionOptions, frozen=True):
                 "Write --layers 48 --kv-heads 56 --head-dim 128, or --layers 61 "
                 "--kv-lora-rank 512 --qk-rope-head-dim 64"
             )
-            if missing == ["--kv-heads"] and self.heads:
-                hint = f"With --kv-heads {self.heads} it is multi-head attention"
-            raise UserError(f"a cache by its dimensions needs {' and '.join(missing)}", hint)
+            raise UserError(f"a cache by its dimensions needs {join_words(missing)}", hint)
         if self.kv_lora_rank and self.kv_heads:
             raise UserError("a layer keeps --kv-heads or --kv-lora-rank, not both")
         if self.qk_rope_head_dim and not self.kv_lora_rank:
             raise UserError("--qk-rope-head-dim is of a latent, and there is no --kv-lora-rank")
         if not self.hidden_size:
-            return self
+            is_mha = not self.kv_heads and not self.kv_lora_rank
+            return replace(self, kv_heads=self.heads) if is_mha else self
         if self.kv_heads or self.head_dim or self.kv_lora_rank:
             raise UserError(
                 "--hidden-size is of MHA as wide as the model, in place of --kv-heads, "

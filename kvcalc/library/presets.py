@@ -192,7 +192,8 @@ def similar_models(name: str, names: Iterable[str]) -> list[str]:
 
     The family is the name up to the first character that is not a letter. `qwen2.5-9b` is similar
     to `qwen3.5-9b`, but not to `qwen2.5-7b` and not to `yi-9b`. Names that begin with the unknown
-    name come alone: `phi3` is similar to `phi-3-mini`, and then not to `phi-4`.
+    name come alone: `phi3` is similar to `phi-3-mini`, and then not to `phi-4`. If no family is
+    similar, the result has the names that contain the unknown name.
 
     Args:
         name: The unknown name. Its family may have a typing error. Without a size, models of all
@@ -206,7 +207,8 @@ def similar_models(name: str, names: Iterable[str]) -> list[str]:
     family = tuple(get_close_matches(re.split("[^a-z]", low)[0], families, 1, 0.8))
     sizes = {*_SIZE.findall(low)}
     similar = [n for n in names if n.startswith(family) and sizes <= {*_SIZE.findall(n)}]
-    return [n for n in similar if key(n).startswith(key(low))] or similar
+    beginning = [n for n in similar if key(n).startswith(key(low))]
+    return beginning or similar or [n for n in names if key(low) in key(n)]
 
 
 def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvcalc.errors import join_words
 from kvcalc.library import presets
 from kvcalc.library.files import parse_yaml
 from kvcalc.library.huggingface.config import Config, value_of
@@ -74,7 +75,7 @@ def _left_out(parts: list[str]) -> tuple[str, ...]:
     """Return a list with a note on parts that are not counted; empty if there are none."""
     if not parts:
         return ()
-    names = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
+    names = join_words(parts)
     return (f"only the language model is counted, without the file's {names}",)
 
 

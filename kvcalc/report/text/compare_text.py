@@ -4,8 +4,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from kvcalc.errors import join_words
 from kvcalc.layers.batch import Parallelism
-from kvcalc.model.memory import assumptions, cache_size, layer_bytes, reach_line
+from kvcalc.model.memory import (
+    CacheSize,
+    assumptions,
+    cache_size,
+    layer_bytes,
+    reach_line,
+    windows,
+)
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
 from kvcalc.planning.comparison import usual_variants
@@ -80,18 +88,30 @@ def size_table(
     return Table(
         records,
         SIZE_COLUMNS,
-        _size_sentence(records),
-        footnotes(*_storage(records, models, block_size), equal, *_image_tokens(models)),
+        _size_sentence(records, *stored[-1]),
+        footnotes(
+            *_storage(records, models, block_size), equal, *_model_notes(records, stored)
+        ),
         details=[*dict.fromkeys(details)],
     )
 
 
-def _image_tokens(models: Mapping[str, Model]) -> list[str]:
-    """Return a note on the tokens of an image, for a single model with a known vision tower."""
-    *others, model = models.values()
-    if others or not model.vision:
+def _model_notes(
+    records: Sequence[SizeRecord], stored: Sequence[tuple[Model, Precision, Parallelism]]
+) -> list[str]:
+    """Return notes on a single model: its bytes per token on one GPU if its GPUs share them, and
+    the tokens of an image if its vision tower is known."""
+    if len(stored) > 1:
         return []
-    return [f"The largest image has {model.vision.tokens:,} tokens, part of the context."]
+    model, precision, _ = stored[0]
+    notes = []
+    slope = cache_size(model, records[-1]["context"], precision=precision).slope
+    if slope != records[-1]["bytes_per_token"]:
+        notes.append(f"On one GPU, the KV cache needs {per_token(slope)} per token.")
+    if model.vision:
+        tokens = f"{model.vision.tokens:,} tokens"
+        notes.append(f"The largest image has {tokens}, part of the context.")
+    return notes
 
 
 def _storage(
@@ -110,54 +130,79 @@ def _storage(
     return f"{storage[0].upper()}{storage[1:]}.", engines
 
 
-def _size_sentence(records: Sequence[SizeRecord]) -> str:
+def _size_sentence(
+    records: Sequence[SizeRecord], model: Model, precision: Precision, parallelism: Parallelism
+) -> str:
     """Return a sentence on the size of the KV cache. Of several models or formats, it names the
     smallest and largest.
 
     The sizes are compared at the last context and batch size.
+
+    Args:
+        model: The model of the last record, with its data types and parallelism.
     """
     first, last = records[0], records[-1]
     equal = equal_records(records, last, *LOAD)
     keys, names = sides(equal, STORAGE_KEYS)
-    names = [name.replace(", ", " with ", 1) for name in names]
-    sizes = [record["kv_cache_bytes"] for record in equal]
-    small, large = sizes.index(min(sizes)), sizes.index(max(sizes))
+    groups: dict[int, list[str]] = {}
+    for record, name in zip(equal, names, strict=True):
+        groups.setdefault(record["kv_cache_bytes"], []).append(name.replace(", ", " with ", 1))
+    least, most = min(groups), max(groups)
+    smallest, size = _joined(groups[least]), format_bytes(least)
     per_gpu = " per GPU" * any(record["gpus"] > 1 for record in records)
     cache = f"of KV cache{per_gpu} for {load_words(last)}"
-    need = "need" if first["parameters_exact"] is None else "needs"
-    if sizes[small] != sizes[large] and "model" in keys:
-        size = f"{format_bytes(sizes[small])}{per_gpu}"
+    has_models = "model" in keys
+    is_plural = (has_models and len(groups[least]) > 1) or last["parameters_exact"] is None
+    subject = f"{smallest if has_models else model.name} need{'s' * (not is_plural)}"
+    if least != most and has_models:
         return answer_sentence(
-            f"{names[small]} needs the smallest KV cache for {load_words(last)}, {size}",
-            f", and {names[large]} the largest, {format_bytes(sizes[large])}",
+            f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
+            f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
         )
-    if sizes[small] != sizes[large]:
-        span = f"{format_bytes(sizes[small])} to {format_bytes(sizes[large])}"
-        sentence = f"{first['model']} {need} {span} {cache}"
-        return answer_sentence(sentence, f", the least with {names[small]}")
-    sentence = f"{equal[small]['model']} {need} {format_bytes(sizes[small])} {cache}"
-    if len(equal) == 1 and len(records) > 1:
-        size = format_bytes(first["kv_cache_bytes"])
+    if least != most:
+        sentence = f"{subject} {size} to {format_bytes(most)} {cache}"
+        return answer_sentence(sentence, f", the least with {smallest}")
+    if len(equal) == 1 and first["kv_cache_bytes"] != least:
+        first_size = format_bytes(first["kv_cache_bytes"])
         return answer_sentence(
-            f"{first['model']} {need} {size} of KV cache{per_gpu} for {load_words(first)}",
-            f", and {format_bytes(sizes[0])} for {load_words(last)}",
+            f"{subject} {first_size} of KV cache{per_gpu} for {load_words(first)}",
+            f", and {size} for {load_words(last)}",
         )
-    weights = {r["dtype"]: format_bytes(r["weight_bytes"] or 0) for r in equal}
-    if last["weight_bytes"] is None or keys not in ([], ["dtype"]):
-        same = f", the same with {names[0]} and {names[-1]}" * (names[0] != names[-1])
+    start = cache_size(model, 1, precision=precision, parallelism=parallelism)
+    if start.fixed and not start.slope:
+        cache = f"of state{per_gpu} for {plural(last['batch_size'], 'sequence')} of any length"
+    sentence = f"{subject} {size} {cache}"
+    if keys not in ([], ["dtype"]):
+        same = f", the same with {smallest}" * (not has_models)
         return answer_sentence(sentence, same)
+    weights = [format_bytes(r["weight_bytes"] or 0) for r in equal]
     if len(equal) > 1:
-        listed = " or ".join(f"{size} in {dtype}" for dtype, size in weights.items())
-        return answer_sentence(sentence, f", and for its weights {listed}")
-    about = "" if last["parameters_exact"] else "about "
-    each = ""
-    if last["bytes_per_token"] and not per_gpu:
-        each = f", {per_token(last['bytes_per_token'])} per token"
-        if last["fixed_bytes"]:
-            each += f" plus {format_bytes(last['fixed_bytes'])} per sequence"
-    return answer_sentence(
-        sentence, each, f", and {about}{weights[last['dtype']]} for its weights"
-    )
+        listed = [f"{size} in {r['dtype']}" for size, r in zip(weights, equal, strict=True)]
+        return answer_sentence(sentence, f", and for its weights {' or '.join(listed)}")
+    about = "about " * (not last["parameters_exact"])
+    total = f", and {about}{weights[0]} for its weights" * bool(last["weight_bytes"])
+    if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
+        return answer_sentence(sentence, ", because tp does not divide it", total)
+    return answer_sentence(sentence, _per_token_clause(last, start, model), total)
+
+
+def _per_token_clause(record: SizeRecord, start: CacheSize, model: Model) -> str:
+    """Return a clause on the bytes per token and the bytes of states.
+
+    Args:
+        start: Cache of one token. Its slope is the bytes per token before a window is full.
+    """
+    slope, fixed, end = record["bytes_per_token"], record["fixed_bytes"], ""
+    if not slope:
+        slope, fixed = start.slope, start.fixed
+        end = f" up to its {max(windows(model), default=0):,}-token window"
+    state = f" plus {format_bytes(fixed)} per sequence" * bool(fixed)
+    return f", {per_token(slope)} per token{end}{state}" * bool(slope)
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return names as one text: `a, b and c`, or `4 rows` for more than three."""
+    return join_words(names) if len(names) < 4 else f"{len(names)} rows"
 
 
 def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -> str:
@@ -314,7 +359,7 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     first, model = records[0], deployment.model
     best = min(records, key=lambda r: r["kv_cache_bytes"])
     by_name = {record["variant"]: record for record in records}
-    if first["weight_bytes"] and ",".join(by_name) in ("none", usual_variants(model)):
+    if ",".join(by_name) in ("none", usual_variants(model)):
         if saving := _layer_saving(deployment, first["context"]):
             return saving
         best = by_name.get("none", best)
@@ -382,9 +427,10 @@ def _against_own_attention(deployment: "TimedDeployment", record: Record) -> lis
 
 
 def _variant(record: Record) -> str:
-    """Return the name of a variant in a sentence."""
-    name = str(record["variant"]).replace("none/", "its own attention and ")
-    return "its own attention" if name.lower() == "none" else name
+    """Return the name of a variant in a sentence; without a model, GQA-8 for `none`."""
+    own = "its own attention" if record["weight_bytes"] else record["attention"]
+    name = str(record["variant"]).replace("none/", f"{own} and ")
+    return own if name.lower() == "none" else name
 
 
 def _quality_lines(by_variant: Mapping[str, Record]) -> list[str]:
