@@ -173,7 +173,7 @@ def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
     told = re.search(r"longest context of .*: ([\d,]+) tokens", kvcalc(f"fit {line} --explain").out)
     assert told is None or int(told[1].replace(",", "")) == record["max_model_len"]
     if record["fits"]:
-        users = re.search(r"^([\d,]+) users? of", shown.joined)
+        users = re.match(r"(?:.*with memory for )?([\d,]+)", shown.joined)
         assert users and int(users[1].replace(",", "")) == record["max_num_seqs"]
 
 

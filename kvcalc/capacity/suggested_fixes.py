@@ -148,7 +148,8 @@ class Advice(NamedTuple):
     """Advice for a request that does not fit.
 
     Attributes:
-        missing: The missing memory, as a text such as "needs 80.00 GiB of KV cache, has 1.50 GiB".
+        missing: The missing memory, as a text such as "has 1.50 GiB of KV cache of the
+            80.00 GiB needed".
         num_fitting: Sequences of the requested length that fit in the replica without a change.
         fixes: Changes with which the request fits, each of them tried. The keys are the words to
             type: kvcalc's options, such as "--tp 4", or the engine's flags.
@@ -318,7 +319,7 @@ def _missing(result: Fit) -> str:
         return f"weights alone are {excess} over{per_gpu}"
     sizes = result.needed.cache, result.plan.pool(result.kv_budget)
     needed, available = map(format_bytes, sizes)
-    return f"needs {needed} of KV cache{per_gpu}, has {available}"
+    return f"has {available} of KV cache{per_gpu} of the {needed} needed"
 
 
 def _same_gpus(result: Fit) -> Iterator[ConfigChange]:

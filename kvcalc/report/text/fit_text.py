@@ -113,7 +113,7 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
         rows.insert(0, rows.pop(index))
-        title = _fit_sentence(records, fits, index, bool(words.stated))
+        title = _fit_sentence(records, fits, index)
         notes += _users_notes(records, record, result, fixes[0], gpu)
     else:
         name = words.names[result.model.name] if words.stated else ""
@@ -195,16 +195,14 @@ def _comparable_records(records: Records, fits: Fits) -> Records:
     return equal_records(records, records[0], *keys)
 
 
-def _fit_sentence(records: Records, fits: Fits, index: int, is_server: bool) -> str:
+def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
     """Return the users that fit on the best configuration, and at the longest length. If some
     models do not fit, return their names instead.
 
-    Args:
-        is_server: Whether the request is an engine's command line. If it limits the users, the
-            sentence is about this maximum first.
+    If the engine's own limit on users is smaller, the sentence is about this limit first.
     """
     record, best = records[index], fits[index]
-    place, limit = placement_words(record), best.options.max_num_seqs
+    place, limit = placement_words(record), best.options.max_num_seqs or 0
     last = [fit for fit in fits if _is_same_start(fit, best)][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
         return answer_sentence(
@@ -218,6 +216,13 @@ def _fit_sentence(records: Records, fits: Fits, index: int, is_server: bool) -> 
         return answer_sentence(
             f"{len(fitting)} of {len(models)} models fit{f' on {place}' * is_one_place}",
             f", all but {', '.join(others)}",
+        )
+    maximum = best.model.max_context or 0
+    if len(records) == 1 and best.length < maximum and has_longest_length(best):
+        users = f" of {best.sequences:,} users" * (best.sequences > 1)
+        return answer_sentence(
+            f"The longest context{users} on {place} is {best.length:,} tokens",
+            f", below the model's maximum of {maximum:,}",
         )
     counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
     clauses = []
@@ -234,12 +239,12 @@ def _fit_sentence(records: Records, fits: Fits, index: int, is_server: bool) -> 
     else:
         low = record["low_num_seqs"] or best.sequences
         minimum = f", at least {low:,}" if low < best.sequences else ""
-        if is_server and limit and best.options.requested_num_seqs <= limit < best.sequences:
-            counts = f"{plural(limit, 'user')} of {best.length:,} tokens, the server's maximum,"
-            clauses = [f", with memory for {best.sequences:,}{minimum}"]
+        clauses = _fit_clauses(records, fits, index)
+        if best.options.requested_num_seqs <= limit < best.sequences:
+            counts = f"{plural(limit, 'user')} of {best.length:,} tokens"
+            clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
         else:
             counts += minimum and f"{minimum},"
-            clauses = _fit_clauses(records, fits, index)
     is_named = any(record["model"] in clause for clause in clauses)
     if has_different_values(records, "model") and not is_named:
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
@@ -262,7 +267,7 @@ def _users(record: Record, other: Record) -> str:
 def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     """Return what follows the users: rivals, the limit, the needed share or the whole cache."""
     record, best = records[index], fits[index]
-    maximum = best.model.max_context or 0
+    options, wanted = best.options, best.options.requested_num_seqs
     place, unshared = placement_words(record), record["unshared_num_seqs"]
     clauses = []
     least = min(reversed(_comparable_records(records, fits)), key=_size)
@@ -274,14 +279,11 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
     others = [other for other in others if placement_words(other) != place]
-    if len({placement_words(r) for r in records}) == 1:
-        if best.length < maximum and has_longest_length(best):
-            clauses.append(f", less than the model's maximum of {maximum:,}")
-    elif not others:
-        clauses.append(", the smallest for this length")
-    setting, options = UTILIZATION_NAMES.get(record["engine"]), best.options
-    wanted = options.requested_num_seqs
-    is_stated = wanted > 1 or (options.max_num_seqs or options.users or options.require) == 1
+    if not others and len({placement_words(r) for r in records}) > 1:
+        purpose = f"{wanted:,} users" if wanted > 1 else "this length"
+        clauses.append(f", the smallest for {purpose}")
+    setting = UTILIZATION_NAMES.get(record["engine"]) if len(records) == 1 else None
+    is_stated = options.require or options.users > 1
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
         need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
         clauses.append(f", and {wanted:,} {need}")
@@ -309,9 +311,17 @@ def _missing_sentence(
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
-        verb = f"do{'es' * (count == 1)} not"
-        title = f"{requests[0].upper()}{requests[1:]} {verb} fit on"
-    title += f" {placement_words(record)}: {advised.missing}."
+        title = f"One request of {length} does not fit on"
+        if count > 1:
+            fitting = f"Only {closest.sequences:,}" if closest.sequences else "None"
+            title = f"{fitting} of {count:,} users of {length} fit on"
+    link = ", which" if advised.missing.startswith("has") else ":"
+    title = answer_sentence(f"{title} {placement_words(record)}", f"{link} {advised.missing}")
+    options, dialect = closest.options, DIALECTS.get(closest.options.engine)
+    can_wait = options.max_num_seqs and not (options.users or options.require)
+    if closest.sequences and can_wait and dialect and not dialect.max_slots:
+        note = f"{closest.engine.title} starts, and the other users wait for memory."
+        return title, note, record["command"]
     if not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     change = next(iter(advised.fixes.values()))

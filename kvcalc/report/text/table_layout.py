@@ -22,6 +22,8 @@ WIDTH = 100  # characters of a line on a pipe
 MAX_COLUMNS = 9
 MAX_NOTES = 3  # footnotes without --verbose
 NO_BREAK = "\N{NO-BREAK SPACE}"
+# a word of a shell command; text in quotes is part of it, also with spaces
+SHELL_WORD = r"""(?:'[^']*'|"[^"]*"|\S)+"""
 SHORTENED_LETTERS = 16  # minimum length of a shortened word
 MIN_NAME = 12  # minimum length of a shortened row name
 
@@ -180,20 +182,19 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 def shell_lines(command: str, width: int) -> list[str]:
     """Return a shell command broken into lines. All lines except the last end with a backslash.
 
-    Lines break before flags, and at spaces if a flag with its value is longer. A line that ends
-    inside quotes has no backslash. A word that is longer than a line is not divided.
+    Lines break before flags, and between words if a flag with its value is longer. A word that is
+    longer than a line is not divided, nor is text in quotes.
 
     Args:
         command: The shell command in one line.
         width: Maximum number of characters per line.
     """
-    lines: list[str] = []
-    line = ""
-    for piece in re.split(r" (?=--?[A-Za-z])", command):
-        for word in [piece] if len(piece) + 4 <= width or '"\'"' in piece else piece.split(" "):
+    lines, line = [], ""
+    for piece in re.findall(rf"{SHELL_WORD}(?: (?!--?[A-Za-z]){SHELL_WORD})*", command):
+        is_long = len(piece) + 4 > width
+        for word in re.findall(SHELL_WORD, piece) if is_long else [piece]:
             if line and len(line) + 1 + len(word) > width - 2:
-                is_quoted = "\n".join([*lines, line]).count("'") % 2
-                lines.append(line if is_quoted else line + " \\")
+                lines.append(line + " \\")
                 line = " "
             line = f"{line} {word}" if line else word
     return [*lines, line]
