@@ -317,17 +317,18 @@ def _missing_sentence(
             title = f"{fitting} of {count:,} users of {length} fit on"
     link = ", which" if advised.missing.startswith("has") else ":"
     title = answer_sentence(f"{title} {placement_words(record)}", f"{link} {advised.missing}")
-    options, dialect = closest.options, DIALECTS.get(closest.options.engine)
+    options = closest.options
     can_wait = options.max_num_seqs and not (options.users or options.require)
-    if closest.sequences and can_wait and dialect and not dialect.max_slots:
+    if closest.sequences and can_wait and record["command"] and options.engine != "llama.cpp":
         note = f"{closest.engine.title} starts, and the other users wait for memory."
-        return title, note, record["command"]
-    if not advised.fixes:
+        change = ConfigChange.of(closest)
+    elif not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
-    change = next(iter(advised.fixes.values()))
+    else:
+        note = f"It fits with {join_with_or([f'`{fix}`' for fix in advised.fixes])}."
+        change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
-    fixes = [f"`{fix}`" for fix in advised.fixes]
-    return title, f"It fits with {join_with_or(fixes)}.", written.line if written else None
+    return title, note, written.line if written else None
 
 
 def placement_words(record: Record) -> str:
