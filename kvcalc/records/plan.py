@@ -88,9 +88,9 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
 
     `replicas` decode. `prefill_replicas` are further ones that process only prompts; 0 if each
     replica does both. `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of
-    a decode step with `max_num_seqs` sequences on each replica. At a rate, arriving prompts delay
-    the step, and the engine's command allows more sequences for peaks. Tokens per second are output
-    tokens. `time_basis` says where the times come from: fitted to this GPU (calibrated), scaled
+    a decode step with `max_num_seqs` sequences on each replica. If the output length is known,
+    arriving prompts delay the step. At a rate, the engine's command allows more sequences for
+    peaks. Tokens per second are output tokens. `time_basis` says where the times come from: fitted to this GPU (calibrated), scaled
     from another GPU, or a datasheet bound. After a key's meaning come the heading and the format of
     its table column.
     """
@@ -112,7 +112,7 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     ]
     tpot_s: Annotated[
         FloatOrNull,
-        "with the target users, or at a rate, delayed by prompts; null if nothing fits",
+        "with the target users, delayed by prompts if lengths are given; null if nothing fits",
         "TPOT",
     ]
     e2e_s: Annotated[FloatOrNull, "time of a batch of requests; null without their lengths"]

@@ -574,11 +574,12 @@ PLAN_KEYS = (
     "energy_per_token_j reason"
 )
 DELAY_RULE = """\
-  At a rate, prompts delay decode steps, except on prefill replicas and in datasheet bounds:
+  Prompts delay decode steps, except on prefill replicas, in datasheet bounds and with --context:
     tpot_s = step / (1 − requests/s of a replica · seconds of a prompt)
     With pp stages, either each prompt delays a whole pass, or passes are longer by
     (pp − 1) / (2 · pp) prompts and each prompt takes 1 / pp of its time. The shorter one holds.
-  A replica gets at most 95% of the requests/s that it completes with as many users as fit.
+  max_num_seqs users of a replica send max_num_seqs / e2e_s requests/s.
+  At a rate, a replica gets at most 95% of the requests/s that it completes with as many users as fit.
   The command allows peaks: n + 3 · √n sequences, if they fit, for the n of max_num_seqs."""
 
 
@@ -608,7 +609,7 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
             if values[key] is not None:
                 value = operand(key, values[key])
                 lines.append(f"  {key} = {formula} = {value}".replace("=  = ", "= "))
-        if record["rate"]:
+        if record["output_len"]:
             lines.append(DELAY_RULE)
         fitted = command(point, space)
         if fitted:

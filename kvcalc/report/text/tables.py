@@ -349,7 +349,7 @@ def time_footnotes(records: Records) -> list[str]:
         basis = f"Times are {source} the calibration of {names}."
     accuracy = []
     errors = [r.get("time_p90_error") or 0.0 for r in predictions]
-    if any(r.get("users", 1) is None for r in predictions):
+    if any("users" in r and r["output_len"] for r in predictions):
         accuracy.append("The delay by arriving prompts is estimated.")
     elif errors and all(errors):
         accuracy.append(f"In 90% of measured runs, the error is at most {max(errors):.0%}.")
