@@ -90,9 +90,9 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     replica does both. `max_num_seqs` and `capacity_sequences` are sequences per replica. TPOT is of
     a decode step with `max_num_seqs` sequences on each replica. If the output length is known,
     arriving prompts delay the step. At a rate, the engine's command allows more sequences for
-    peaks. Tokens per second are output tokens. `time_basis` says where the times come from: fitted to this GPU (calibrated), scaled
-    from another GPU, or a datasheet bound. After a key's meaning come the heading and the format of
-    its table column.
+    peaks. Tokens per second are output tokens. `time_basis` says where the times come from: fitted
+    to this GPU (calibrated), scaled from another GPU, or a datasheet bound. After a key's meaning
+    come the heading and the format of its table column.
     """
 
     nodes: Annotated[int, "nodes of one replica", "servers"]

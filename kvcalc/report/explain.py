@@ -579,7 +579,7 @@ DELAY_RULE = """\
     With pp stages, either each prompt delays a whole pass, or passes are longer by
     (pp − 1) / (2 · pp) prompts and each prompt takes 1 / pp of its time. The shorter one holds.
   max_num_seqs users of a replica send max_num_seqs / e2e_s requests/s.
-  At a rate, a replica gets at most 95% of the requests/s that it completes with as many users as fit.
+  At a rate, a replica gets at most 95% of its highest requests/s with as many users as fit.
   The command allows peaks: n + 3 · √n sequences, if they fit, for the n of max_num_seqs."""
 
 
