@@ -1,6 +1,7 @@
 """`diagnose`: logs of six versions of vLLM, of SGLang and of llama.cpp, including failed starts and hostile logs."""
 
 import io
+import itertools
 import json
 import re
 import shlex
@@ -24,9 +25,8 @@ def diagnosed(kvcalc: Run, tmp_path: Path) -> Any:
     """Return a function that diagnoses the text of a log and returns the records."""
 
     def run(text: str, *more: str) -> list[dict[str, Any]]:
-        path = tmp_path / "server.log"
-        path.write_text(text, encoding="utf-8")
-        return kvcalc("diagnose", str(path), "--format", "json", *more).records
+        (tmp_path / "server.log").write_text(text, encoding="utf-8")
+        return kvcalc("diagnose", str(tmp_path / "server.log"), "--format", "json", *more).records
 
     return run
 
@@ -105,9 +105,8 @@ def test_what_a_log_says(
     ],
     ids=["0.6.3", "0.6.4", "0.7.3", "0.10.1 by V0"],
 )  # fmt: skip
-def test_figures_of_v0_are_repeated_and_nothing_is_predicted(
-    diagnosed: Any, kvcalc: Run, tmp_path: Path, text: str, gpu: str, figures: dict[str, float], failure: str
-) -> None:
+def test_v0_is_repeated(kvcalc: Run, diagnosed: Any, tmp_path: Path, text: str, gpu: str, figures: Any, failure: str) -> None:
+    """The figures of vLLM's V0 engine are repeated, and nothing is predicted."""
     records = diagnosed(text)
     assert {name: gib(records, name) for name in figures} == pytest.approx(figures, abs=1e-6)
     assert all(r["predicted_bytes"] is None and r["difference_bytes"] is None for r in records)
@@ -177,9 +176,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
          "By prediction it fits: stop the other processes"),
     ],
 )  # fmt: skip
-def test_the_first_sentence_has_the_figures_and_a_remedy_follows(
-    kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str
-) -> None:
+def test_the_first_sentence_has_figures(kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str) -> None:
     (tmp_path / "server.log").write_text(text, encoding="utf-8")
     shown = kvcalc("diagnose", str(tmp_path / "server.log"), *more.split()).joined
     assert remedy in shown.replace("\\ ", "").partition(first)[2]
@@ -258,13 +255,11 @@ def test_however_a_log_was_kept_it_says_the_same(diagnosed: Any, kvcalc: Run, tm
 
 def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
     """Two engines of data parallelism each log that they are initialised."""
-    config = logs.config("Qwen/Qwen3-8B", 4096)
-    line = f"(EngineCore_DP{{}} pid={{}}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: {config}\n"
-    head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n"
-    records = diagnosed(head + line.format(0, 8) + line.format(1, 9))
-    assert {r["boot"] for r in records} == {1}
-    again = diagnosed(head + line.format(0, 8) + line.format(0, 9))
-    assert {r["boot"] for r in again} == {1, 2}
+    line = "(EngineCore_DP{} pid={}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: "
+    line += logs.config("Qwen/Qwen3-8B", 4096) + "\n"
+    head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n" + line.format(0, 8)
+    assert {r["boot"] for r in diagnosed(head + line.format(1, 9))} == {1}
+    assert {r["boot"] for r in diagnosed(head + line.format(0, 9))} == {1, 2}
 
 
 def test_of_ranks_the_fullest_counts(diagnosed: Any) -> None:
@@ -282,7 +277,6 @@ def test_what_is_kept_and_used(kvcalc: Run, tmp_path: Path, diagnosed: Any) -> N
     line = "fit qwen3-14b --gpu l40s --max-model-len 40960 --engine-version 0.28 --format json"
     (learned,) = kvcalc(line, "--from-log", str(kept)).records
     assert learned["kv_budget_bytes"] / GIB == pytest.approx(11.57, abs=0.011)
-    assert learned["engine"] == "vllm"
     (plain,) = kvcalc(line, "--engine", "vllm").records
     assert plain["kv_budget_bytes"] != learned["kv_budget_bytes"]
     assert "that log is vllm's" in kvcalc(line, "--engine", "sglang", "--from-log", str(kept)).err
@@ -319,10 +313,9 @@ def test_a_started_llama_cpp_serves_no_more_users_than_it_has_slots(diagnosed: A
 
 
 def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
-    (*_, last) = diagnosed(logs.V1_0_28.replace("GPU KV cache size: 75,824", "GPU KV cache size: -75,824"))
-    assert (last["tokens"], diagnosed(logs.V1_0_28)[-1]["tokens"]) == (None, 75_824)
-    first, *_ = diagnosed(logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)"), "--gpu", "t4")
-    assert first["term"] == "share that the engine takes"
+    assert diagnosed(logs.V1_0_28.replace("size: 75,824", "size: -75,824"))[-1]["tokens"] is None
+    text = logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)")
+    assert diagnosed(text, "--gpu", "t4")[0]["term"] == "share that the engine takes"
 
 
 def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,8 +383,7 @@ def test_hostile_lines(kvcalc: Run, tmp_path: Path, line: str) -> None:
 
 def test_every_part_of_a_log_is_read_without_a_traceback(kvcalc: Run, tmp_path: Path) -> None:
     """A log that is cut at any position is diagnosed, or refused in one line."""
-    for text in (logs.V1_0_28, logs.SGLANG, logs.LLAMA_CPP):
-        for share in range(1, 10, 2):
-            path = tmp_path / "cut.log"
-            path.write_text(text[: len(text) * share // 10], encoding="utf-8")
-            assert kvcalc("diagnose", str(path)).code in (0, 2)
+    path = tmp_path / "cut.log"
+    for text, share in itertools.product((logs.V1_0_28, logs.SGLANG, logs.LLAMA_CPP), range(1, 10, 2)):
+        path.write_text(text[: len(text) * share // 10], encoding="utf-8")
+        assert kvcalc("diagnose", str(path)).code in (0, 2)
