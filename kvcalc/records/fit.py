@@ -24,7 +24,9 @@ class FitMemoryRecord(ShardedRecord):
     weights_fit: Annotated[bool, "whether the weights fit"]
     memory_bytes: Annotated[int, "memory of one GPU"]
     server: NotRequired[Annotated[str, "server in a deployment file; absent without one"]]
-    gpu_memory_utilization: Annotated[float, "share of the memory that the engine uses"]
+    gpu_memory_utilization: Annotated[
+        float, "share of the memory that the engine uses", "utilization"
+    ]
     utilization_of: Annotated[str, "total or free memory"]
     share_bytes: Annotated[int, "memory that the engine uses"]
     weight_bytes: Annotated[int, "weights of one GPU", "weights/GPU"]

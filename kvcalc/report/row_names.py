@@ -25,6 +25,7 @@ WORDING = texts_by_name("""
     dtype: {} weights
     kv_cache_dtype: {} cache
     engine: {}
+    gpu_memory_utilization: utilization {:g}
     basis: {}
     policy: {} batching
     cache: {} cache
@@ -35,8 +36,8 @@ WORDING = texts_by_name("""
     details: {}
 """)
 RANKS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
-DEPLOYMENT = tuple(WORDING)[:7]
-SERVER = tuple(WORDING)[:10]
+DEPLOYMENT = tuple(WORDING)[:8]
+SERVER = tuple(WORDING)[:11]
 
 
 def split_words(record: Record) -> str:

@@ -40,15 +40,16 @@ if TYPE_CHECKING:
 
 COLUMNS = columns(
     FitRow,
-    "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype requested_model_len "
-    "requested_num_seqs fits missing_bytes max_num_seqs low_num_seqs unshared_num_seqs "
-    "offload_num_seqs longest kv_budget_bytes weight_bytes | kv_budget_low_bytes "
+    "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype "
+    "gpu_memory_utilization requested_model_len requested_num_seqs fits missing_bytes "
+    "max_num_seqs low_num_seqs unshared_num_seqs offload_num_seqs longest kv_budget_bytes weight_bytes | kv_budget_low_bytes "
     "kv_budget_high_bytes max_concurrency activation_bytes overhead_bytes num_blocks "
     "blocks_per_request kv_tokens needed_utilization *",
 )
 # columns that are shown only if their values differ
 COLUMNS_IF_DIFFERENT = """
-    model tensor_parallel_size engine dtype kv_cache_dtype requested_num_seqs fits
+    model tensor_parallel_size engine dtype kv_cache_dtype gpu_memory_utilization
+    requested_num_seqs fits
 """
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
 # values that a configuration has in common with another one in the same sentence
@@ -103,12 +104,17 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         for c in COLUMNS
         if c.key not in COLUMNS_IF_DIFFERENT.split() or has_different_values(records, c.key)
     ]
+    if has_different_values(records, "engine"):  # their shares are of different memory
+        table_columns = [c for c in table_columns if c.key != "gpu_memory_utilization"]
     if not any(result.needed.cache for result in fits):
         table_columns = [c for c in table_columns if "kv_budget" not in c.key]
     index = _described_row(records, fits)
     record, result = records[index], fits[index]
     gpu = f"{result.gpu.name}: " * (len(fits) > 1)
-    notes = ["", basis_line(records, fits), *_accuracy(result, gpu)]
+    basis, extra = basis_line(records, fits), words.extra_words
+    if "--memory" in extra:
+        basis += f", {extra[extra.index('--memory') + 1]} GPUs"
+    notes = ["", basis, *_accuracy(result, gpu)]
     command = record["command"]
     fixes: list[ConfigChange | None] = [small_cache(result)]
     if result.fits:
@@ -161,7 +167,10 @@ def _users_notes(
         notes.append(f"Waste: {', '.join(shares)}")
     if record["low_num_seqs"] == 0:
         notes.append("At the low end of this range no user fits.")
-    if 0 < slots < result.sequences:
+    if limit and result.options.engine == "llama.cpp":
+        allocated = format_bytes(record["kv_cache_allocated_bytes"])
+        notes.append(f"{gpu}KV cache/GPU of {plural(limit, 'slot')}: {allocated}.")
+    elif 0 < slots < result.sequences:
         notes.append(f"The server runs at most {slots:,} concurrent users.")
     images = record.get("images") or 0
     if tokens := images * record.get("image_tokens", 0):
@@ -255,7 +264,8 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
 
 def _is_same_start(fit: Fit, other: Fit) -> bool:
     """Return whether two configurations differ only in lengths and users."""
-    return fit.requested == other.requested and fit.engine is other.engine
+    is_same = fit.requested == other.requested and fit.utilization == other.utilization
+    return is_same and fit.engine is other.engine
 
 
 def _users(record: Record, other: Record) -> str:
