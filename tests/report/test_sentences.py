@@ -97,6 +97,9 @@ PHRASES = [
     ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone are 11.25 GiB over per GPU."),
     ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "in 8 caches of 376,512 tokens."),
     ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs gpu_memory_utilization "),
+    ("fit llama-3.1-8b --gpu h100 --gpu-memory-utilization 0.9,0.95 --context 8k", "with utilization 0.95, 53 with utilization 0.9."),
+    # 4 slots × 8,192 tokens × 2 · 40 layers · 10 heads · 128 · 2 bytes
+    ("fit --gpu h100 -- llama-server -m phi-4.gguf -c 32768 -np 4", "KV cache/GPU of 4 slots: 6.25 GiB."),
     ("fit llama-3.1-8b --gpu rtx-4090 --max-num-seqs 256 --context 8k", "Only 4 of 256 users of 8,192 tokens fit on"),
     ("fit --gpu h100 -- vllm serve qwen3-32b --max-num-seqs 1 --max-model-len 8192", "1 user of 8,192 tokens fits on 1× h100-sxm, with memory for 4, at least 3."),
 ]  # fmt: skip
