@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
 COLUMNS = columns(
     FitRow,
-    "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype "
-    "gpu_memory_utilization requested_model_len requested_num_seqs fits missing_bytes "
-    "max_num_seqs low_num_seqs unshared_num_seqs offload_num_seqs longest "
-    "kv_budget_bytes weight_bytes | kv_budget_low_bytes kv_budget_high_bytes max_concurrency activation_bytes overhead_bytes num_blocks "
-    "blocks_per_request kv_tokens needed_utilization *",
+    "model gpu gpus tensor_parallel_size engine dtype kv_cache_dtype gpu_memory_utilization "
+    "requested_model_len requested_num_seqs fits missing_bytes max_num_seqs low_num_seqs "
+    "unshared_num_seqs offload_num_seqs longest kv_budget_bytes weight_bytes | "
+    "kv_budget_low_bytes kv_budget_high_bytes max_concurrency activation_bytes overhead_bytes "
+    "num_blocks blocks_per_request kv_tokens needed_utilization *",
 )
 # columns that are shown only if their values differ
 COLUMNS_IF_DIFFERENT = """
