@@ -206,11 +206,12 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -> str:
-    """Return the context at which one model's cache is as large as its weights."""
+    """Return the context at which one model's cache is as large as its weights, or what the column
+    with this context means."""
     last = records[-1]
-    if sides(records, (*STORAGE_KEYS, "batch_size")).keys:
-        return ""
     tokens, maximum = last["equal_weights_context"], models[last["model"]].max_context
+    if sides(records, (*STORAGE_KEYS, "batch_size")).keys:
+        return "= weights: context at which KV cache and weights are equal." * bool(tokens)
     if not tokens:
         is_stored = last["kv_cache_bytes"] > 0
         return "The KV cache stays smaller than the weights at any context." * is_stored
@@ -357,6 +358,8 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
         records: Records of `compare` with one context and batch size, one per variant.
     """
     first, model = records[0], deployment.model
+    if not any(part.attends for part in model.mixers):
+        return f"{model.name} has no attention that a variant could replace."
     best = min(records, key=lambda r: r["kv_cache_bytes"])
     by_name = {record["variant"]: record for record in records}
     if ",".join(by_name) in ("none", usual_variants(model)):

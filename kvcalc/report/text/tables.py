@@ -516,7 +516,7 @@ def model_table(records: Sequence[ModelPresetRecord]) -> Table:
     """
     notes = [
         "",
-        "per token: KV cache of one sequence at 8,192 tokens in bf16, all layers",
+        "per token: bf16 KV cache of one sequence at 8,192 tokens; 0 B: windows are full",
         "`kvcalc models NAME` shows one model with its sources.",
     ]
     title = f"{plural(len(records), 'model')} match."
