@@ -36,16 +36,13 @@ def test_each_variant_keeps_heads_and_widths() -> None:
 
 
 def test_everything_but_attention_stays() -> None:
-    plain = load_model("deepseek-v3")
+    plain, names = load_model("deepseek-v3"), ("gate_up", "experts", "router", "lm_head")
     for text in ("mha", "mqa", "gqa:16", "mla:256+32", "dsa:512+64+128@2048", "cla:2"):
         model = variant(plain, text).model
         assert (model.layers, model.hidden_size, model.vocab_size) == (61, 7168, 129_280)
-        ffn = [
-            o.total for o in forward(plain, Batch.decode(100)) if o.name.startswith(("gate_up", "experts", "router", "lm_head"))
-        ]
-        swapped = forward(model, Batch.decode(100))
-        others = [o.total for o in swapped if o.name.startswith(("gate_up", "experts", "router", "lm_head"))]
-        assert sum(c.flops for c in ffn) == sum(c.flops for c in others)
+        passes = (forward(m, Batch.decode(100)) for m in (plain, model))
+        ffn, others = (sum(o.total.flops for o in ops if o.name.startswith(names)) for ops in passes)
+        assert ffn == others
     assert variant(plain, "none").model == plain
 
 
@@ -60,10 +57,8 @@ def test_recurrent_layers_stay_and_shared_caches_end() -> None:
     swapped = variant(model, "mha").model
     assert swapped.kinds["state"] == kinds["state"]
     assert not swapped.kinds["sharer"].shares_cache
-    assert (
-        cache_size(swapped, 10).stored - cache_size(of_kinds({"s": kinds["state"]}, layers=1), 10).stored
-        == 2 * 10 * 2 * 8 * 16 * 2
-    )
+    state_bytes = cache_size(of_kinds({"s": kinds["state"]}, layers=1), 10).stored
+    assert cache_size(swapped, 10).stored - state_bytes == 2 * 10 * 2 * 8 * 16 * 2
 
 
 @pytest.mark.parametrize(("layers", "share", "storing"), [(32, 1, 32), (32, 2, 16), (32, 3, 11), (7, 4, 2), (5, 8, 1)])
@@ -79,8 +74,7 @@ def test_cross_layer_sharing_divides_the_layers_that_store(layers: int, share: i
 
 
 def test_layers_that_share_latents_project_none() -> None:
-    """MLA of rank 32 with a RoPE key of 8 and hidden size 64: kv_down [64, 40] and the latent's norm are removed, kv_up is
-    not."""
+    """MLA of rank 32 with a RoPE key of 8 and hidden size 64: only kv_down [64, 40] and the latent's norm are removed."""
     part = Latent(num_attention_heads=4, kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=16)
     plain = stack(part, layers=4)
     shared = variant(plain, "cla:2").model
@@ -117,8 +111,7 @@ def test_attention_without_a_form_that_shares_is_refused(name: str) -> None:
 
 
 def test_sharing_a_model_that_shares() -> None:
-    """Gemma-3n E2B: the last 10 of 30 layers read other caches and have no K and V [2048, 2·256]. With sharing, 15 of 30
-    store."""
+    """Gemma-3n E2B: the last 10 of 30 layers read other caches and have no K and V [2048, 2·256]. With sharing, 15 store."""
     model, row = load_model("gemma-3n-e2b"), 2 * 2 * 256 * 2
     projections = 2 * 2048 * 2 * 256
     norms = 256  # of the keys, in each layer that projects them
@@ -132,8 +125,7 @@ def test_sharing_a_model_that_shares() -> None:
 
 
 def test_layers_read_caches_of_layers_that_see_as_far() -> None:
-    """5 windows of 8 and a full layer, twice: 5 window layers and 1 full layer store. Each layer reads the tokens that it
-    sees."""
+    """5 windows of 8 and a full layer, twice: 5 window layers and 1 full layer store. Each reads the tokens that it sees."""
     kinds = {"near": Layer(parts=(grouped(sliding_window=8),)), "full": Layer(parts=(grouped(),))}
     model, row = of_kinds(kinds, layers=12, pattern=("5 near", "full")), 2 * 2 * 16 * 2
     shared = variant(model, "cla:2").model
