@@ -143,7 +143,7 @@ class Deployment(deployment.TimedDeployment, frozen=True):
         server sustains. Further records follow, one for each rate that was tried.
         """
         scheduling = read_questions(SchedulingOptions, options)
-        settings = read_question(ServerSettings, options)
+        settings = read_questions(ServerSettings, options)
         return serve_answer([self], options, scheduling, settings)
 
     @takes_options(VariantOptions, SizeOptions)

@@ -27,7 +27,7 @@ def run(
     *,
     load: Annotated[Settings, Workload],
     scheduling: list[SchedulingOptions],
-    settings: ServerSettings,
+    settings: list[ServerSettings],
     find_rate: bool = False,
     timeline: str = "",
     deploying: list[DeploymentOptions],
@@ -35,17 +35,17 @@ def run(
     """Simulate servers under load, one forward pass after another.
 
     The answer has a record per simulation, with latencies, throughput and cache use of the replica.
-    There is a simulation for each combination of deployment, scheduling and load. If the load has
-    no rate, trace or clients, several rates are tried: the first record of each server is then of
-    the highest rate that it sustains within the latency targets, and a record for each tried rate
-    follows.
+    There is a simulation for each combination of deployment, scheduling, settings and load. If the
+    load has no rate, trace or clients, several rates are tried: the first record of each server is
+    then of the highest rate that it sustains within the latency targets, and a record for each
+    tried rate follows.
 
     Args:
         models: Models, each word a name or a comma-separated list.
         load: Option name → value, for the options in `Workload`: request rate or clients, and
             lengths.
         scheduling: How batches are formed and the cache is allocated, one item per variant.
-        settings: Limits and latency targets of the server.
+        settings: Limits and latency targets of the server, one item per variant.
         find_rate: Whether to return only the record of the highest rate for each server. The load
             must then have no rate, trace or clients.
         timeline: CSV file to write with every forward pass, if there is only one combination; ''
@@ -61,7 +61,7 @@ def serve_answer(
     deployments: "Sequence[TimedDeployment]",
     load: Settings,
     scheduling: Sequence[SchedulingOptions],
-    settings: ServerSettings,
+    settings: Sequence[ServerSettings],
     find_rate: bool = False,
     timeline: str = "",
 ) -> Answer:
@@ -74,11 +74,12 @@ def serve_answer(
             that it sustains within the latency targets, and a record for each tried rate follows.
         scheduling: How batches are formed and the cache is allocated. Each item is simulated with
             each deployment and load.
-        settings: Limits and latency targets of the server.
+        settings: Limits and latency targets of the server. Each item is simulated with all others.
         find_rate: Whether to return only the record of the highest rate for each server. The load
             must then have no rate, trace or clients.
         timeline: CSV file to write with every forward pass, if there is only one deployment,
-            scheduling and load; '' for none. `-` prints it on stdout instead of the records.
+            scheduling, setting and load; '' for none. `-` prints it on stdout instead of the
+            records.
 
     Raises:
         UserError: No server can be simulated, or `timeline` is given for several.
@@ -90,10 +91,10 @@ def serve_answer(
     for deployment in deployments:
         deployment.model.check_generates()
     loads = read_questions(Workload, load)
-    check_number("runs", MAX_RUNS, deployments, scheduling, loads)
-    points = [*product(deployments, scheduling, loads)]
+    check_number("runs", MAX_RUNS, deployments, scheduling, settings, loads)
+    points = [*product(deployments, scheduling, settings, loads)]
     if timeline and len(points) > 1:
-        hint = "Give one --gpu, --policy, --cache, --rate and --max-concurrency"
+        hint = "Give one value to each option"
         raise UserError("--timeline is of one run", hint)
     is_run = load.get("rate") or any(w.requests or w.max_concurrency for w in loads)
     kind = "search" if find_rate else "run" if is_run else "sweep"
@@ -101,7 +102,7 @@ def serve_answer(
     total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
         progress = (lambda count: move(advance=count)) if move else None
-        results, notes, is_complete = _simulate(points, requests, settings, kind, progress)
+        results, notes, is_complete = _simulate(points, requests, kind, progress)
     records = [result.record for result in results]
     # in a sweep, the runs at all rates follow the run at the sustained rate
     main = [result for result in results if result.record["found_rate"] is not None] or results
@@ -150,7 +151,6 @@ def _describe_lengths(requests: Sequence[Any], load: Settings, records: Records)
 def _simulate(
     points: Sequence[Any],
     requests: Mapping[Workload, Any],
-    settings: ServerSettings,
     kind: str,
     progress: Any,
 ) -> "tuple[list[SimulationResult], list[str], bool]":
@@ -173,11 +173,11 @@ def _simulate(
     refusals: dict[str, UserError] = {}
     servers: dict[Any, Server] = {}  # the last server; it serves any rate
     is_complete = True
-    for deployment, scheduling, load in points:
-        options = settings, scheduling.policy, scheduling.cache
+    for deployment, scheduling, limits, load in points:
+        options = limits, scheduling.policy, scheduling.cache
         try:
             if kind == "run":
-                key = id(deployment), scheduling, replace(load, rate=inf)
+                key = id(deployment), options, replace(load, rate=inf)
                 if key not in servers:
                     servers = {key: Server(deployment, requests[load], load, *options)}
                 results.append(servers[key].run(requests[load], load, progress))

@@ -250,8 +250,8 @@ class LoadRecord(TypedDict):
         "{:.4g}",
     ]
     max_concurrency: Annotated[IntOrNull, "concurrent clients; null in an open loop", "clients"]
-    max_num_seqs: Annotated[int, "setting of the engine"]
-    max_num_batched_tokens: Annotated[int, "setting of the engine"]
+    max_num_seqs: Annotated[int, "setting of the engine", "max seqs"]
+    max_num_batched_tokens: Annotated[int, "setting of the engine", "batched tokens"]
     seed: Annotated[int, "seed of random numbers"]
     slo_ttft: Annotated[FloatOrNull, "target; null without a target"]
     slo_tpot: Annotated[FloatOrNull, "target; null without a target"]

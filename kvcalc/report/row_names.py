@@ -27,17 +27,19 @@ WORDING = texts_by_name("""
     engine: {}
     gpu_memory_utilization: utilization {:g}
     basis: {}
+    batch_size: batch {:,}
     policy: {} batching
     cache: {} cache
     prefix_hit_rate: {:.0%} prefix hits
+    max_num_seqs: max-num-seqs {:,}
+    max_num_batched_tokens: max-num-batched-tokens {:,}
     rate: {:.4g} requests/s
     max_concurrency: {:,} clients
-    batch_size: batch {:,}
     details: {}
 """)
 RANKS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
 DEPLOYMENT = tuple(WORDING)[:8]
-SERVER = tuple(WORDING)[:11]
+SERVER = tuple(WORDING)[:14]
 
 
 def split_words(record: Record) -> str:

@@ -80,6 +80,10 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
     over = kvcalc("serve llama-3.1-8b --rate 500 --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4 --format json")
     assert over.records[0]["diverges"] is True
     assert "keeps up with 2 requests/s, with " in kvcalc("serve llama-3.1-8b --rate 2 --isl 100 --osl 20 --num-prompts 50").joined
+    limits = kvcalc(
+        "serve llama-3.1-8b --rate inf --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4,8 --max-num-batched-tokens 2k,8k"
+    )
+    assert "h100-sxm with max-num-seqs 8, max-num-batched-tokens" in limits.joined and "max seqs  batched tokens" in limits.out
     assert "the queue diverges" in over.err
     assert "1,024" in kvcalc("serve gpt2 --isl 2k --num-prompts 1 --osl 2").err
 

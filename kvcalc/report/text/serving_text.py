@@ -208,7 +208,8 @@ def _server_words(record: Record) -> str:
     return f"{record['model']} on {record.get('total_gpus', record['gpus'])}× {record['gpu']}"
 
 
-LOAD = "policy cache rate max_concurrency prefix_hit_rate"
+LIMITS = "max_num_seqs max_num_batched_tokens"
+LOAD = f"policy cache {LIMITS} rate max_concurrency prefix_hit_rate"
 SERVE = columns(
     ServeRecord,
     f"model gpu {VARIANTS} {LOAD} requests_per_s throughput_tokens_per_s slo_attainment diverges "
@@ -216,7 +217,7 @@ SERVE = columns(
     "preemptions mean_batch_size tokens_per_step kv_peak kv_waste padding_waste "
     "queueing_mean_s | e2e_p50_s *",
     inputs=f"model gpu {LOAD}",
-    optional=VARIANTS,
+    optional=f"{VARIANTS} {LIMITS}",
     hidden="gpus draft num_speculative_tokens",
 )
 # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
