@@ -33,6 +33,9 @@ MAX_SHARE = 0.97
 SMALLER_WEIGHTS = 0.9
 # A context of the low estimate replaces the middle one if it has this share of its tokens.
 MIN_LOW_SHARE = 0.25
+# Below this context, llama-server moves layers to the host instead of shortening the context.
+# https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md (--fit-ctx), 2026-11-27
+FIT_CONTEXT = 4096
 MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
 NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
 # a cache of half the bytes, by the engines' names
@@ -435,9 +438,10 @@ def at_longest_length(result: Fit) -> Fit:
 
     This context replaces the model's maximum. It fits in the low estimate of the KV cache budget,
     so that the engine starts with it. If the low estimate fits less than MIN_LOW_SHARE of the
-    tokens of the requested estimate, the requested estimate counts. Return `result` unchanged if a
-    context was requested, if no token fits, or if the request fits and the estimate that counts
-    fits at least one sequence.
+    tokens of the requested estimate, the requested estimate counts. If no token fits, llama.cpp
+    moves layers to the host for FIT_CONTEXT tokens. Return `result` unchanged if a context was
+    requested, if no token fits with another engine, or if the request fits and the estimate that
+    counts fits at least one sequence.
 
     Args:
         result: The capacity at the model's maximum, or at the requested context.
@@ -448,6 +452,9 @@ def at_longest_length(result: Fit) -> Fit:
     low = at_low_estimate(result)
     smallest = (result.longest_length or 0) * MIN_LOW_SHARE
     tried = low if (low.longest_length or 0) > smallest else result
-    if (result.fits and tried.sequences) or not tried.longest_length:
+    length = tried.longest_length
+    if options.engine == "llama.cpp" and not (length or result.fits):
+        length = min(result.length, FIT_CONTEXT)
+    if (result.fits and tried.sequences) or not length:
         return result
-    return fit(result.requested, replace(options, max_model_len=tried.longest_length))
+    return fit(result.requested, replace(options, max_model_len=length))
