@@ -158,7 +158,10 @@ def _latency_sentence(records: Records) -> str:
     requests, plus = f"{best['batch_size']:,} requests of ", "+"
     if best["batch_size"] == 1:
         requests, plus = "", "and"
-    tokens = f"{best['input_len']:,} input {plus} {plural(best['output_len'], 'output token')}"
+    work = f"{requests}{best['input_len']:,} input {plus} "
+    work += plural(best["output_len"], "output token")
+    if requests and names[fast] != names[slow]:
+        work = requests.removesuffix(" of ")
     clauses = []
     if drafted := [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]:
         top = min(drafted, key=lambda r: r["speculative_e2e_s"])
@@ -190,10 +193,10 @@ def _latency_sentence(records: Records) -> str:
         mark = "≥ " * bool(at_least)
         clauses += [f", TTFT {mark}{ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
-        work = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
-        return answer_sentence(f"{_server_words(best)} embeds {work} per second{misfit}")
+        embedded = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
+        return answer_sentence(f"{_server_words(best)} embeds {embedded} per second{misfit}")
     server = _server_name(best, equal)
-    start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {requests}{tokens}"
+    start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {work}"
     return answer_sentence(start, *([misfit] if misfit else clauses))
 
 
