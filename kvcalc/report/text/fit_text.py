@@ -415,12 +415,12 @@ def _accuracy(result: Fit, gpu: str) -> list[str]:
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
     if low[-3:] == high[-3:]:
         low = low[:-4]
-    source = f" in 90% of published {result.options.engine} starts"
+    source = f"by errors in 90% of {result.options.engine} starts"
     if result.options.from_log:
-        source = ", corrected by the log"
+        source = "corrected by the log"
     return [
-        f"{gpu}{'KV cache' if result.needed.cache else 'Free memory'}/GPU is {low} to "
-        f"{high}{source}."
+        f"{gpu}{'KV cache' if result.needed.cache else 'Free memory'}/GPU: {low} to "
+        f"{high}, {source}."
     ]
 
 
