@@ -137,7 +137,9 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
             text = _ENCODER.encode(dict(record))
         except ValueError:
             text = _ENCODER.encode({k: _finite(v) for k, v in record.items()})
-        yield before + (text if text.isprintable() else _escaped(text))
+        if not text.isprintable():  # a terminal would obey control characters
+            text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+        yield before + text
         before = ",\n"
     yield "\n]\n" if before == ",\n" else "[]\n"
 
@@ -180,11 +182,6 @@ class _Lines:
 
     def write(self, text: str) -> str:
         return text
-
-
-def _escaped(text: str) -> str:
-    """Return JSON text in which control characters of a terminal are escaped."""
-    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _finite(value: Any) -> Any:

@@ -108,9 +108,8 @@ def _model_notes(
     slope = cache_size(model, records[-1]["context"], precision=precision).slope
     if slope != records[-1]["bytes_per_token"]:
         notes.append(f"On one GPU, the KV cache needs {per_token(slope)} per token.")
-    if model.vision:
-        tokens = f"{model.vision.tokens:,} tokens"
-        notes.append(f"The largest image has {tokens}, part of the context.")
+    if image := model.vision:
+        notes.append(f"The largest image has {image.tokens:,} tokens, part of the context.")
     return notes
 
 
@@ -154,27 +153,24 @@ def _size_sentence(
     has_models = "model" in keys
     is_plural = (has_models and len(groups[least]) > 1) or last["parameters_exact"] is None
     subject = f"{smallest if has_models else model.name} need{'s' * (not is_plural)}"
-    if least != most and has_models:
-        return answer_sentence(
-            f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
-            f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
-        )
     if least != most:
+        if has_models:
+            return answer_sentence(
+                f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
+                f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
+            )
         sentence = f"{subject} {size} to {format_bytes(most)} {cache}"
         return answer_sentence(sentence, f", the least with {smallest}")
-    if len(equal) == 1 and first["kv_cache_bytes"] != least:
-        first_size = format_bytes(first["kv_cache_bytes"])
-        return answer_sentence(
-            f"{subject} {first_size} of KV cache{per_gpu} for {load_words(first)}",
-            f", and {size} for {load_words(last)}",
-        )
+    first_size = format_bytes(first["kv_cache_bytes"])
+    if len(equal) == 1 and first_size != size:
+        sentence = f"{subject} {first_size} of KV cache{per_gpu} for {load_words(first)}"
+        return answer_sentence(sentence, f", and {size} for {load_words(last)}")
     start = cache_size(model, 1, precision=precision, parallelism=parallelism)
     if start.fixed and not start.slope:
         cache = f"of state{per_gpu} for {plural(last['batch_size'], 'sequence')} of any length"
     sentence = f"{subject} {size} {cache}"
     if keys not in ([], ["dtype"]):
-        same = f", the same with {smallest}" * (not has_models)
-        return answer_sentence(sentence, same)
+        return answer_sentence(sentence, f", the same with {smallest}" * (not has_models))
     weights = [format_bytes(r["weight_bytes"] or 0) for r in equal]
     if len(equal) > 1:
         listed = [f"{size} in {r['dtype']}" for size, r in zip(weights, equal, strict=True)]
