@@ -211,7 +211,7 @@ def _random(seed: int) -> tuple[Deployment, FitOptions]:
 
 
 def _record(deployment: Deployment, options: FitOptions) -> dict[str, Any]:
-    """Return the record of `fit`. llama.cpp's command line has a slot for each user, so its record is that of so many slots."""
+    """Return the record of `fit`. A command line that states the users is set up for them, so its record is of so many."""
     record = fit_record(fit(deployment, options))
     flag = re.search(r" --(parallel|max-num-seqs|max-running-requests|max_batch_size) (\d+)", record["command"] or "")
     if options.max_num_seqs or not (flag and record["fits"]):
@@ -221,9 +221,7 @@ def _record(deployment: Deployment, options: FitOptions) -> dict[str, Any]:
     assert slots == min(record["max_num_seqs"], 256 if flag[1] == "parallel" else record["max_num_batched_tokens"] * ranks)
     users = 0 if flag[1] == "parallel" else options.users or 1
     served = fit_record(fit(deployment, replace(options, max_num_seqs=slots, users=users)))
-    assert [served[key] for key in ("command", "max_num_seqs", "requested_model_len")] == [
-        record[key] for key in ("command", "max_num_seqs", "requested_model_len")
-    ]
+    assert all(served[key] == record[key] for key in ("command", "max_num_seqs", "requested_model_len"))
     return served
 
 

@@ -51,7 +51,7 @@ def test_entries_that_are_pages_and_those_that_are_not(entries: tuple[CacheEntry
 
 def test_vllm_packs_no_keys_and_values_beside_compressed_latents() -> None:
     """vLLM's pages for compressed latents are for models that store nothing else. Only such a model has a layout."""
-    said = "vLLM has no pages for CSA 1:4 of inline: one latent row stands for 4 tokens"
+    said = "no memory rules of vLLM are known for inline. Use --engine none"
     kinds = {"near": Layer(parts=(csa(),)), "full": Layer(parts=(grouped(),))}
     with pytest.raises(UserError, match=said):
         fitted(of_kinds(kinds, layers=2, pattern=("near", "full"), max_context=4096), "vllm")
@@ -126,5 +126,5 @@ def test_an_engine_is_a_value(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert (record["max_num_batched_tokens"], record["utilization_of"]) == (100, "remaining")
     assert "6. What fits" in kvcalc(line + " --explain").out
     assert "toy has no cache dtype 'q8_0'" in kvcalc(line + " --kv-cache-dtype q8_0").err
-    assert "Toy has no pages for CSA 1:4" in kvcalc("fit deepseek-v4-flash --engine none").err
+    assert "no memory rules of Toy are known for deepseek-v4-flash" in kvcalc("fit deepseek-v4-flash --engine none").err
     assert "Engines that do: vllm" in kvcalc(line + " --num-gpu-blocks-override 3").err

@@ -240,7 +240,7 @@ def test_unequal_pages_of_latents_are_refused_or_fully_allocated() -> None:
 
 
 def test_what_the_planner_has_no_pages_for() -> None:
-    with pytest.raises(UserError, match="no pages"):
+    with pytest.raises(UserError, match="no memory rules"):
         planned(stack(Grouped(num_attention_heads=8, num_key_value_heads=8, head_dim=64, cache_budget=64)))
     with pytest.raises(UserError, match="vllm has no cache dtype 'q8_0'"):
         planned(stack(FULL), Precision(kv_cache_dtype="q8_0"))

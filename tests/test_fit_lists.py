@@ -40,12 +40,15 @@ def test_an_empty_place_is_refused(kvcalc: Run, given: str) -> None:
     found = kvcalc(f"{LINE} {given}")
     assert found.code == 2 and "has an empty item" in found.err
     assert kvcalc(f"{LINE} --max-num-seqs 8,x").err.startswith("kvcalc: max-num-seqs 'x'")
+    assert "fit on 8× b200 with tp 8, and 40 on 8× b200 with dp 8." in kvcalc("fit deepseek-v3 --gpu b200 --dp 1,8 --tp 8,1").out
 
 
 def test_conversations_that_wait_in_the_hosts_memory(kvcalc: Run) -> None:
     """llama-3.1-8b: 131,072 bytes per token, 4 GiB per conversation. 49 GiB store 12, because one block is never used."""
     (record,) = kvcalc("fit llama-3.1-8b --engine vllm --max-model-len 32k --kv-offloading-bytes 49GiB --format json").records
-    assert record["offload_tokens"] == record["offload_num_seqs"] * 32768 == 12 * 32768
+    assert (record["offload_tokens"], record["offload_num_seqs"]) == (49 * 8192, 12)
+    found = kvcalc("fit llama-3.1-8b --kv-offloading-bytes 5GB").out  # 2,384 blocks of 16 tokens
+    assert "CPU memory stores 38,144 tokens of KV cache." in found and found.endswith("--kv-offloading-size 4.6566\n")
     assert record["offload_return_s"] == 4 * GIB / (load_gpu("h100").host_link_bytes_per_s or 0)
     assert record["recompute_s"] == Deployment(load_model("llama-3.1-8b"), load_gpu("h100")).seconds(Batch.prefill(32768))
 

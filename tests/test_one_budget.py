@@ -78,10 +78,10 @@ def test_an_engine_that_refuses_a_model_gives_times_alone(kvcalc: Run) -> None:
     line = "llama-7b --set cache_budget=4096"
     for command in ("fit", "serve --num-prompts 2"):
         refused = kvcalc(f"{command} {line}")
-        assert refused.code == 2 and "vLLM has no pages" in refused.err and refused.err.count("\n") == 1
+        assert refused.code == 2 and "no memory rules of vLLM" in refused.err and refused.err.count("\n") == 1
     for command in ("latency --isl 100 --osl 4", "roofline", "compare --variants none"):
         record = last(kvcalc, f"{command} {line}")
         assert (record["kv_budget_bytes"], record["fits"]) == (None, None)
-        assert "vLLM has no pages" in record["memory_note"]
-        assert "vLLM has no pages" in kvcalc(f"{command} {line} -v").joined
+        assert "no memory rules of vLLM" in record["memory_note"]
+        assert "no memory rules of vLLM" in kvcalc(f"{command} {line} -v").joined
     assert last(kvcalc, f"roofline {line} --batch-size 256")["fits"] is False  # 512 GiB of rows on one GPU

@@ -243,9 +243,9 @@ def _read_models(
             command = read_command(words, remaining)
             notes = list(command.remarks)
             if flags := [flag for flag in command.ignored if not re.match(NO_MEMORY, flag)]:
-                prefix = "--enable-prefix-caching"
                 text = ", ".join(flags).replace(
-                    prefix, f"{prefix} (add --shared-prefix TOKENS)"
+                    "--enable-prefix-caching",
+                    "--enable-prefix-caching (add --shared-prefix TOKENS)",
                 )
                 notes.append(f"not counted here: {text}")
             stated: Settings = {"engine": command.engine} | command.settings

@@ -245,6 +245,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             gpu: GPU model; None means the request's own.
         """
         margin = int(terms.margin * (gpu or self.gpu).memory_bytes)
+        if self.utilization_basis == "remaining":  # the cache is a share of this estimate
+            margin = int(margin * (utilization or self.utilization))
         return self.budget_of(terms, utilization, gpu).cache - margin
 
     @cached_property

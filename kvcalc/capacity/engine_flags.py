@@ -160,6 +160,8 @@ class Flag(NamedTuple):
         """
         if self.is_switch:
             return [self.spellings[0]]
+        if self.kind == "real":
+            value = f"{value:.8g}"
         return [self.spellings[0], str(FORMAT_NAMES.get(self.kind, {}).get(value, value))]
 
 
@@ -269,7 +271,7 @@ def _write_vllm(settings: Settings, deployment: TimedDeployment) -> None:
     if limits := settings.get("limit_mm_per_prompt"):
         settings["limit_mm_per_prompt"] = limits_as_json(limits)
     if size := settings.pop("kv_offloading_bytes", 0):
-        settings["kv_offloading_size"] = size * ranks.tp * ranks.pp / GIB
+        settings["kv_offloading_size"] = round(size * ranks.tp * ranks.pp / GIB, 4)
     tokens = settings.pop("num_speculative_tokens", 0)
     drafter = {"method": "ngram"} if tokens else {}
     if settings.pop("mtp", False):

@@ -215,7 +215,7 @@ def _transfer_keys(result: Fit) -> CacheTransferRecord:
         "offload_num_seqs": sequences * result.ranks.dp,
         "offload_step_bytes": read,
         "offload_step_s": read / link if link else None,
-        "offload_tokens": sequences * result.ranks.dp * length,
+        "offload_tokens": result.plan.tokens(host_bytes, length) * result.ranks.dp,
         "offload_return_s": size / link if link else None,
         "recompute_s": recompute_s,
     }

@@ -192,7 +192,7 @@ def _whole_word(command: str, letter: str) -> str:
 
 def _suggestion(command: str, typed: str) -> str:
     """Return a suggestion for an unknown option."""
-    word = typed.lstrip("-").partition("=")[0]
+    word = typed.lstrip("-").partition("=")[0].replace("_", "-")
     list_hint = f"`kvcalc {command} --help-all` lists its options"
     option_names = _long_names(command)
     suggestions = (

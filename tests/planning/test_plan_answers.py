@@ -143,7 +143,9 @@ def test_a_wrong_request_is_refused_in_one_line(kvcalc: Run, words: str, message
 def test_a_model_that_the_engine_refuses_is_named_beside_the_answer_of_another(kvcalc: Run) -> None:
     found = kvcalc("plan gpt2 deepseek-v4-flash --gpu h100 --users 4 --context 1k --engine sglang --max-gpus 1")
     assert found.code == 0 and "gpt2, " in found.joined
-    assert found.err.startswith("note: SGLang has no pages for CSA 1:4 of deepseek-v4-flash")
+    assert found.err.startswith(
+        "note: no memory rules of SGLang are known for deepseek-v4-flash. Use --engine vllm or --engine none"
+    )
 
 
 def test_a_smaller_format_is_marked_and_a_published_one_is_not(kvcalc: Run) -> None:

@@ -227,7 +227,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if dtype in self.unmodelled:
             raise UserError(
                 f"{self.title}'s allocation under cache dtype {dtype!r} is not modelled",
-                "Engine none counts its content",
+                "Use --engine none to count its content",
             )
         if self.dtypes is not None and dtype not in (*self.dtypes, "auto"):
             raise UserError(

@@ -376,7 +376,7 @@ def compresses_tokens(model: Model) -> bool:
     if any(entry.is_stored_by_other_layer for entry in model.entries):
         raise UserError(
             f"vLLM stores {model.name} in other pages than DeepSeek-V4, which are not modelled",
-            "Engine none counts its content",
+            "Use --engine none to count its content",
         )
     uncompressed = [entry for entry in model.entries if entry.ratio == 1]
     return all(entry.limit and entry.role in ROW_ROLES for entry in uncompressed)

@@ -152,15 +152,14 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
         shared: Whether a layer that reads the cache of another layer gets pages too, as in SGLang.
 
     Raises:
-        UserError: Engines have no pages for a cache entry. The message names the layer.
+        UserError: Engines have no pages for a cache entry. The message names the model.
     """
     results = []
     for part in () if layer.layer.shares_cache and not shared else layer.parts:
-        if reason := find_unsupported([stored_entry.entry for stored_entry in part]):
+        if find_unsupported([stored_entry.entry for stored_entry in part]):
             raise UserError(
-                f"{engine} has no pages for {layer.layer.label or layer.kind} of "
-                f"{layer.model.name}: {reason}",
-                "Engine none counts its content",
+                f"no memory rules of {engine} are known for {layer.model.name}",
+                f"Use {'--engine vllm or ' * (engine != 'vLLM')}--engine none for its content",
             )
         states = tuple(s for s in part if s.entry.span is Span.STATE)
         index_keys = tuple(s for s in part if s.entry.role == "index_key")
@@ -183,7 +182,7 @@ def stage_pages(
         shared: Whether layers that read the cache of another layer get pages too, as in SGLang.
 
     Raises:
-        UserError: Engines have no pages for a cache entry. The message names the layer.
+        UserError: Engines have no pages for a cache entry. The message names the model.
     """
     return [
         (part, count)

@@ -86,7 +86,7 @@ def _entries(model: Model, part: Sublayer) -> CacheEntries:
         raise UserError(
             f"llama.cpp loads no minicpm3 with values of {part.v_head_dim}: its files do not "
             f"state a width, which is then hidden_size / heads, {usual}",
-            "Engine none counts its content",
+            "Use --engine none to count its content",
         )
     return part.expanded(part.v_head_dim)
 

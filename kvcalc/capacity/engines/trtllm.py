@@ -66,7 +66,7 @@ def _plan(
             content = "recurrent states" if part.states else "index keys"
             raise UserError(
                 f"{TRTLLM.title}'s pools of {content} are not modelled",
-                "Engine none counts their content",
+                "Use --engine none to count their content",
             )
         row += count * part.row_bytes
         has_windows |= bool(part.limit)

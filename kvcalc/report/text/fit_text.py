@@ -8,6 +8,8 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from kvcalc.capacity import Fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import slot_limit
@@ -99,15 +101,6 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
             "longest": "no limit" if longest is None else f"{longest:,}",
         }
         rows.append(row)
-    table_columns = [
-        c
-        for c in COLUMNS
-        if c.key not in COLUMNS_IF_DIFFERENT.split() or has_different_values(records, c.key)
-    ]
-    if has_different_values(records, "engine"):  # their shares are of different memory
-        table_columns = [c for c in table_columns if c.key != "gpu_memory_utilization"]
-    if not any(result.needed.cache for result in fits):
-        table_columns = [c for c in table_columns if "kv_budget" not in c.key]
     index = _described_row(records, fits)
     record, result = records[index], fits[index]
     gpu = f"{result.gpu.name}: " * (len(fits) > 1)
@@ -131,7 +124,28 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         command = command and f"{command} {words.flags}".rstrip()
     details = _details(records, fits, result, fixes)
     commands = [command] if command else []
+    table_columns = _shown_columns(records, fits)
     return Table(rows, table_columns, title, notes, details=details, commands=commands)
+
+
+def _shown_columns(records: Records, fits: Fits) -> list[Column]:
+    """Return the columns of the table. The heading of the longest context names its users."""
+    table_columns = [
+        c
+        for c in COLUMNS
+        if c.key not in COLUMNS_IF_DIFFERENT.split() or has_different_values(records, c.key)
+    ]
+    if has_different_values(records, "engine"):  # their shares are of different memory
+        table_columns = [c for c in table_columns if c.key != "gpu_memory_utilization"]
+    count = records[0]["requested_num_seqs"]
+    if count > 1 and not has_different_values(records, "requested_num_seqs"):
+        title = f"max context, {count:,} users"
+        table_columns = [
+            replace(c, title=title) if c.key == "longest" else c for c in table_columns
+        ]
+    if any(result.needed.cache for result in fits):
+        return table_columns
+    return [c for c in table_columns if "kv_budget" not in c.key]
 
 
 def _described_row(records: Records, fits: Fits) -> int:
@@ -160,13 +174,13 @@ def _users_notes(
         gpu: Beginning of the notes on this configuration, if there are others.
     """
     limit, slots = result.options.max_num_seqs, slot_limit(result)
-    wastes = {name: record[key] for name, key in WASTES.items() if record.get(key) is not None}
-    notes = []
-    if wastes:
-        shares = [f"{name} {share:.1%}" for name, share in wastes.items()]
-        notes.append(f"Waste: {', '.join(shares)}")
+    keys = WASTES.items()
+    shares = [f"{name} {record[key]:.1%}" for name, key in keys if record.get(key) is not None]
+    notes = [f"Waste: {', '.join(shares)}"] if shares else []
     if record["low_num_seqs"] == 0:
         notes.append("At the low end of this range no user fits.")
+    if tokens := record.get("offload_tokens"):
+        notes.append(f"CPU memory stores {tokens:,} tokens of KV cache.")
     if limit and result.options.engine == "llama.cpp":
         allocated = format_bytes(record["kv_cache_allocated_bytes"])
         notes.append(f"{gpu}KV cache/GPU of {plural(limit, 'slot')}: {allocated}.")
@@ -229,8 +243,11 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
     maximum = best.model.max_context or 0
     if len(records) == 1 and best.length < maximum and has_longest_length(best):
         users = f" of {best.sequences:,} users" * (best.sequences > 1)
+        image = record.get("image_tokens", 0)
+        is_short = (record.get("images") or 0) * image > best.length
         return answer_sentence(
             f"The longest context{users} on {place} is {best.length:,} tokens",
+            f", too short for an image of {image:,} tokens" * is_short,
             f", below the model's maximum of {maximum:,}",
         )
     counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
@@ -433,11 +450,6 @@ def _details(
     lines += cost_lines(next((r for r in records if len(r["breakpoints"]) > 1), first))
     lines += placement_lines(first)
     lines += [note for f in fits for note in f.notes]
-    for gpu in (f.gpu for f in fits if f.gpu.usable_share):
-        lines.append(
-            f"{gpu.name}: the system lets the GPU use {format_bytes(gpu.usable_bytes)} of "
-            f"{format_bytes(gpu.memory_bytes)} by default"
-        )
     # published quality of the formats that the answer suggests, for this model only
     costs = (change.cost for change in fixes if change)
     lines += [text for text in costs if is_measured_on(result.model.name, text)]
@@ -504,7 +516,7 @@ def cost_lines(record: Record) -> list[str]:
 PLACEMENT_NOTES = """
 CPU memory stores {cpu_offload_bytes} of weights; a decode step reads {cpu_offload_read_bytes} of \
 them|, {cpu_offload_basis} {cpu_offload_s}
-CPU memory stores the KV cache of {offload_num_seqs} more users, {offload_tokens} tokens
+CPU memory stores the KV cache of {offload_num_seqs} more users
 A decode step over them moves {offload_step_bytes}|, at least {offload_step_s}
 Returning one of them takes at least {offload_return_s}|, computing it again at least {recompute_s}
 Disaggregated serving transfers {transfer_bytes} per GPU and request|, at least {transfer_s}
