@@ -12,7 +12,6 @@ from kvcalc.model.memory import (
     cache_size,
     layer_bytes,
     reach_line,
-    windows,
 )
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
@@ -179,19 +178,19 @@ def _size_sentence(
     total = f", and {about}{weights[0]} for its weights" * bool(last["weight_bytes"])
     if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
         return answer_sentence(sentence, ", because tp does not divide it", total)
-    return answer_sentence(sentence, _per_token_clause(last, start, model), total)
+    return answer_sentence(sentence, _per_token_clause(last, start), total)
 
 
-def _per_token_clause(record: SizeRecord, start: CacheSize, model: Model) -> str:
+def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:
     """Return a clause on the bytes per token and the bytes of states.
 
     Args:
         start: Cache of one token. Its slope is the bytes per token before a window is full.
     """
     slope, fixed, end = record["bytes_per_token"], record["fixed_bytes"], ""
-    if not slope:
-        slope, fixed = start.slope, start.fixed
-        end = f" up to its {max(windows(model), default=0):,}-token window"
+    if not slope and start.slope:  # a window or a budget is full
+        slope, limit = start.slope, (fixed - start.fixed) / start.slope
+        end, fixed = f" up to its {limit:,.0f}-token limit", start.fixed
     state = f" plus {format_bytes(fixed)} per sequence" * bool(fixed)
     return f", {per_token(slope)} per token{end}{state}" * bool(slope)
 
