@@ -104,6 +104,8 @@ def test_replicas_for_prompts_have_roles_and_a_proxy(kvcalc: Run) -> None:
 
 def test_replicas_on_several_hosts_do_not_share_gpus(kvcalc: Run) -> None:
     """On hosts of 8 H100s, five replicas of 4 GPUs need three hosts, each with GPUs 0 to 3 or 4 to 7 of a host."""
+    shown = kvcalc("plan llama-3.1-8b --users 4 --context 8k --gpu m3-ultra --max-tpot 9ms --engine llama.cpp -q q4_k_m").out
+    assert shown.count("llama-server") == 1 and "# for each of the 2 replicas, on separate servers\n" in shown
     words = "plan llama-3.1-8b --rate 30 --isl 8k --osl 500 --max-tpot 9ms --gpu h100 --tp 4 --pp 1 --max-gpus 64 --disaggregate"
     for record in kvcalc(f"{words} --format json").records:
         servers = [line for line in record["commands"] if "toy_proxy_server" not in line]

@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import Run
 
-from kvcalc import load_gpu, load_model
+from kvcalc import FitOptions, load_gpu, load_model
 from kvcalc.capacity import fit
 from kvcalc.planning.grid import Candidate, SearchGrid, Target
 from kvcalc.planning.search_space import SearchSpace, Speculation
@@ -20,10 +20,11 @@ def candidates(need: Requirement, model: str, gpu: str, **axes: object) -> list[
     return [one for batch in SearchGrid([need], space).batches() for one in batch.candidates()]
 
 
-@pytest.mark.parametrize(("gpu", "most"), [("l40s", 8), ("h100-pcie", 8), ("a100-80gb", 8), ("gb200", 64)])
+@pytest.mark.parametrize(("gpu", "most"), [("l40s", 8), ("h100-pcie", 8), ("a100-80gb", 8), ("gb200", 64), ("apple-m3-ultra", 1)])
 def test_matrices_are_cut_over_one_server(gpu: str, most: int) -> None:
     """Up to 8 GPUs if the preset names no link or a link of two. In a rack of 72, the sizes that divide 64 heads."""
-    space = SearchSpace(models=(load_model("llama-3.1-70b"),), gpus=(load_gpu(gpu),), max_gpus=128, pp=(1,))
+    engine = FitOptions(engine="llama.cpp" if "apple" in gpu else "vllm")
+    space = SearchSpace(models=(load_model("llama-3.1-70b"),), gpus=(load_gpu(gpu),), max_gpus=128, pp=(1,), options=engine)
     splits = [r.tp for r in space.splits(space.models[0]) if space.includes(space.gpus[0], r)]
     assert max(splits) == most
 

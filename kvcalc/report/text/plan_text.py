@@ -210,6 +210,9 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
     if len(lines) < 2:
         return lines, []
     replicas, prefill = row["replicas"], row["prefill_replicas"]
+    shared = {line.rpartition(" --port ")[0] for line in lines}
+    if len(shared) == 1:
+        return [f"# for each of the {replicas:,} replicas, on separate servers", *shared], []
     parts = f"{prefill:,} prefill and {replicas:,} decode" if prefill else f"{replicas:,}"
     about = [f"The commands start {parts} replicas on {row['total_gpus']:,}× {row['gpu']}"]
     if "${HOST1}" in lines[-1]:

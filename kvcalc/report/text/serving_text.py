@@ -411,7 +411,7 @@ def _served(records: Records) -> str:
             f" {best['throughput_tokens_per_s']:,.0f} tokens/s"
         )
         if best["diverges"] is False and not at_most:
-            work = f"keeps up with {best['rate']:.4g} requests/s"
+            work = f"keeps up with {best['rate'] or best['requests_per_s']:.4g} requests/s"
         start = f"{server} {work}{_cost(best)}"
         clauses = [f", {ratio(factor)} {faster} {names[-1] or 'the slowest'}"] * is_best
         if goals:
@@ -419,8 +419,10 @@ def _served(records: Records) -> str:
             if best["slo_attainment"] == 1 and not at_most:
                 share = "all"
             clauses.append(f", and {share} requests meet the targets")
-        p50, p99 = (seconds(best[f"ttft_{name}_s"]) for name in ("p50", "p99"))
-        clauses.append(f", with TTFT p50 {at_least}{p50} and p99 {at_least}{p99}")
+        # if all requests arrive together, TTFT is only their queue
+        if _load(best) or best["diverges"] is not None:
+            p50, p99 = (seconds(best[f"ttft_{name}_s"]) for name in ("p50", "p99"))
+            clauses.append(f", with TTFT p50 {at_least}{p50} and p99 {at_least}{p99}")
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
     return answer_sentence(start, *clauses)
