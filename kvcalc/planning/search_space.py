@@ -154,8 +154,8 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
         """Return the largest tensor-parallel size to try on a GPU model.
 
         This is the number of GPUs that one link, such as NVLink, connects, or 8 if the preset does
-        not state it or if a bridge joins cards only in pairs. It is 1 for llama.cpp on machines with
-        one GPU, such as a Mac, because llama.cpp divides tensors only within a machine. If the
+        not state it or if a bridge joins cards only in pairs. It is 1 for llama.cpp on machines
+        with one GPU, such as a Mac, because it divides tensors only within a machine. If the
         field `tp` states sizes, it is `max_gpus`.
         """
         if self.tp:

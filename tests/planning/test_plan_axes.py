@@ -35,13 +35,12 @@ def test_matrices_are_cut_over_one_server(gpu: str, most: int) -> None:
 @pytest.mark.parametrize("gpu", ["h200", "mi300x"])
 def test_a_draft_s_tpot_is_latency_s_and_what_fits_is_fit_s(model: str, draft: str, gpu: str) -> None:
     speculation = Speculation(draft, 3, 0.7)
-    for need in (Requirement(users=48, context=9001), Requirement(users=48, input_len=3000, output_len=301)):
+    for need in (Requirement(users=48, context=9001), Requirement(users=1, input_len=3000, output_len=301)):
         every = candidates(need, model, gpu, drafts=(speculation,))
         lengths = (need.input_len, need.output_len) if need.output_len else (need.context - 1, 2)
         for one in (every[0], every[-1]):
             asked = LatencyOptions(*lengths, one.max_num_seqs, draft=draft, num_speculative_tokens=3, acceptance_rate=0.7)
-            if one.max_num_seqs == 1 or not (need.output_len and one.deployment.calibration):  # prompts delay no step
-                assert one.tpot == pytest.approx(latency_records([(one.deployment, asked)])[0]["speculative_tpot_s"], rel=1e-12)
+            assert one.tpot == pytest.approx(latency_records([(one.deployment, asked)])[0]["speculative_tpot_s"], rel=1e-12)
             options = SearchSpace(models=(), gpus=()).fit_options(need, one.max_num_seqs)
             assert one.capacity == fit(one.deployment, speculation.options(one.deployment.model, options)).capacity
 
