@@ -331,7 +331,7 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
 
     If other processes leave less free memory than the share, yield the largest share that is free.
     """
-    request, share = ConfigChange.of(result), result.needed.utilization
+    request, share = ConfigChange.of(result), at_low_estimate(result).needed.utilization
     if missing := result.missing_free_bytes:
         free_share = floor((result.utilization - missing / result.gpu.usable_bytes) * 100) / 100
         if free_share > 0:
@@ -412,8 +412,9 @@ def _shorter_context(result: Fit) -> Iterator[ConfigChange]:
 
     Yield nothing if not even one token fits, or if some sequences of the requested length fit.
     """
-    if result.longest_length and not result.sequences:
-        yield ConfigChange.of(result).changed(max_model_len=result.longest_length)
+    length = _with_surest_length(result).longest_length
+    if length and not result.sequences:
+        yield ConfigChange.of(result).changed(max_model_len=length)
 
 
 def at_low_estimate(result: Fit) -> Fit:
@@ -426,6 +427,17 @@ def at_low_estimate(result: Fit) -> Fit:
     """
     budget = result.options.budget or "low" * result.engine.has_memory_range
     return fit(result.requested, replace(result.options, budget=budget))
+
+
+def _with_surest_length(result: Fit) -> Fit:
+    """Return the capacity in the estimate whose longest length is suggested.
+
+    It is the low estimate, with which the engine surely starts. If the low estimate fits less than
+    MIN_LOW_SHARE of the tokens of the requested estimate, it is the requested estimate.
+    """
+    low = at_low_estimate(result)
+    smallest = (result.longest_length or 0) * MIN_LOW_SHARE
+    return low if (low.longest_length or 0) > smallest else result
 
 
 def has_longest_length(result: Fit) -> bool:
@@ -449,9 +461,7 @@ def at_longest_length(result: Fit) -> Fit:
     options = result.options
     if options.max_model_len:
         return result
-    low = at_low_estimate(result)
-    smallest = (result.longest_length or 0) * MIN_LOW_SHARE
-    tried = low if (low.longest_length or 0) > smallest else result
+    tried = _with_surest_length(result)
     length = tried.longest_length
     if options.engine == "llama.cpp" and not (length or result.fits):
         length = min(result.length, FIT_CONTEXT)

@@ -202,6 +202,8 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
     if _is_unproven(answer):
         serves, meets = "that may serve", "may meet"
     start = f"{deployment_words(first)} is the {size} deployment"
+    if not answer.prices and any(c.gpus < first.gpus for c in answer.unranked):
+        start += " with predicted times"
     text = f"{start} {serves} {requirement_words(answer.need)}{cost}."
     if len(text.split()) <= MAX_WORDS:
         return text
