@@ -199,7 +199,7 @@ class SpeculationRecord(TypedDict):
         ),
     ]
     speculative_speedup: Annotated[
-        float, "tpot_s without the draft ÷ tpot_s with it", "speed-up", "{:.2f}×"
+        float, "tpot_s without the draft ÷ tpot_s with it", "TPOT speed-up", "{:.2f}×"
     ]
     stops_paying_at_batch: Annotated[
         IntOrNull,
