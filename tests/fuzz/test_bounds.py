@@ -11,8 +11,8 @@ from program import run, sound
 from kvcalc.library.presets import shipped_folder
 from kvcalc.report.export import csv_pieces, json_pieces
 
-NO_CACHE = {"bge-m3", "modernbert-base"}  # nothing to draw
-PRESETS = sorted({path.stem for path in (shipped_folder() / "models").glob("*.yaml")} - NO_CACHE)[:121]
+DRAWN = {path.stem for path in (shipped_folder() / "models").glob("*.yaml")} - {"bge-large-en-v1.5", "bge-m3", "modernbert-base"}
+PRESETS = sorted(DRAWN)[:121]
 THOUSAND = ",".join(map(str, range(1, 1001)))
 REFUSED = {
     ("size", "gpt2", "--context", THOUSAND, "--bs", THOUSAND, "--format", "json"): "1,000,000 rows; the maximum is",

@@ -90,7 +90,7 @@ class Table(NamedTuple):
 
     def column(self, heading: str, number: int = 0) -> list[str]:
         """Return the cells below the `number`-th heading of this name."""
-        at = [i for i, name in enumerate(self.headings) if name == heading][number]
+        at = [i for i, name in enumerate(self.headings) if name.partition(",")[0] == heading][number]
         return [row[at] for row in self.rows]
 
 
