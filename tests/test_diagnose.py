@@ -38,8 +38,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
 @pytest.mark.parametrize(
     ("name", "model", "gpu", "gpus", "version", "failure", "figures", "command"),
     [
-        ("V1_0_8", "qwen3-32b", "h100-sxm", 1, "0.8.5", "outside_share", {"weights": 61.0347},
-         "--max-model-len 16000 --gpu-memory-utilization 0.9"),
+        ("V1_0_8", "qwen3-32b", "h100-sxm", 1, "0.8.5", "outside_share", {"weights": 61.0347}, "--max-model-len 16000 --gpu-memory-utilization 0.9"),
         ("V1_0_10", "gpt-oss-120b", "a100-80gb", 4, "0.10.1.1", None, {"weights": 17.2217, "cache": 45.32, "CUDA graphs": 1.88},
          "--tensor-parallel-size 4 --max-model-len 16384 --max-num-batched-tokens 2048 --gpu-memory-utilization 0.8"),
         ("V1_0_14", "qwen3-14b", "l4", 1, "0.14.1", "too_long", {"weights": 9.44, "cache": 2.1},
@@ -51,14 +50,12 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
          "--max-model-len 40960 --gpu-memory-utilization 0.92"),
         ("NO_BLOCKS", "llama-3.3-70b", "h100-sxm", 1, "0.11.0", "no_blocks",
          {"weights": 67.72, "cache": 0, "missing before any cache": 1.44}, "--max-model-len 16000 --gpu-memory-utilization 0.9"),
-        ("SGLANG", "qwen3-8b", "h100-sxm", 1, None, None,
-         {"weights": 15.33, "cache": 53.26, "CUDA graphs": 1.38, "left free": 8.01},
+        ("SGLANG", "qwen3-8b", "h100-sxm", 1, None, None, {"weights": 15.33, "cache": 53.26, "CUDA graphs": 1.38, "left free": 8.01},
          "--context-length 40960 --chunked-prefill-size 8192 --mem-fraction-static 0.874 --page-size 1"),
         ("SGLANG_FAILED", "llama-3.3-70b", "h100-sxm", 2, None, "no_blocks", {"weights": 66.02},
          "--tensor-parallel-size 2 --context-length 8192 --chunked-prefill-size 8192 --mem-fraction-static 0.7"),
         ("LLAMA_CPP", "llama-3.1-8b", "rtx-4090", 1, "b6123", None,
-         {"weights": 4403.49 / 1024, "cache": 4.0, "activations": 560 / 1024},
-         "--ctx-size 32768 --parallel 4 --ubatch-size 512"),
+         {"weights": 4403.49 / 1024, "cache": 4.0, "activations": 560 / 1024}, "--ctx-size 32768 --parallel 4 --ubatch-size 512"),
         ("LLAMA_CPP_FAILED", "llama-3.1-8b", "rtx-3090", 1, "b6500", "no_blocks", {"weights": 4403.49 / 1024},
          "--ctx-size 262144 --parallel 1 --ubatch-size 512"),
         ("V1_0_8_3", "deepseek-r1-distill-qwen-32b", "rtx-4090", 4, "0.8.3", "too_long", {"weights": 15.4172, "cache": 0.78},
@@ -68,8 +65,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
         ("SGLANG_WINDOWS", "gpt-oss-20b", "h100-sxm", 1, None, None, {"weights": 13.36, "cache": 50.58, "left free": 13.15},
          "--max-running-requests 64 --chunked-prefill-size 8192 --mem-fraction-static 0.85 --page-size 1"),
         ("LLAMA_CPP_METAL", "llama-3.1-8b", "apple-m2-max", 1, "b5200", None,
-         {"memory of the GPU": 64, "weights": 8137.64 / 1024, "cache": 2.0, "activations": 1088 / 1024},
-         "--ctx-size 16384 --parallel 1 --ubatch-size 512"),
+         {"memory of the GPU": 64, "weights": 8137.64 / 1024, "cache": 2.0, "activations": 1088 / 1024}, "--ctx-size 16384 --parallel 1 --ubatch-size 512"),
         ("LLAMA_CPP_TOO_LONG", "qwen3-14b", "rtx-4060-ti-16gb", 1, "b7300", "no_blocks", {"weights": 14176 / 1024},
          "--ctx-size 40960 --parallel 2 --ubatch-size 512"),
     ],
@@ -148,6 +144,8 @@ OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {
 OLD_CELLS = re.sub(r" \(  8192 cells.*", " KV self size", logs.LLAMA_CPP).replace(
     "_max     = 4", "_max     = 1\nx: flash_attn = 0"
 )
+SHORT = logs.LLAMA_CPP_FAILED.replace("262144", "8192").replace("32768.00", "1024.00")
+TOKENS = re.sub("Available KV.*", "", logs.V1_0_28)
 RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 
 
@@ -156,8 +154,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
     [
         # 594 − 301.31 MiB and 0.36 GiB for graphs are 0.0082 of 79.25 GiB; half of the sequences need 297 MiB
         (logs.V1_0_10 + OUT_OF_MEMORY.format("594.00 MiB.", "79.25 GiB of which 301.31 MiB"), "",
-         "594.00 MiB outside the engine's share did not fit, 301.31 MiB of 79.25 GiB are free.",
-         "`--gpu-memory-utilization 0.79` or `--max-num-seqs 128`."),
+         "594.00 MiB outside the engine's share did not fit, 301.31 MiB of 79.25 GiB are free.", "`--gpu-memory-utilization 0.79` or `--max-num-seqs 128`."),
         (OUT_OF_MEMORY.format("7.83 GiB.", "23.64 GiB of which 5.12 GiB"), "", "7.83 GiB of memory did not fit, 5.12 GiB of 23.64",
          "`kvcalc fit MODEL --gpu GPU` shows what fits"),
         (logs.V1_0_14.split("1108] ")[1].partition("\n")[0], "", "40,960 tokens need 6.25 GiB of KV cache, 2.10 GiB are left for 13,760",
@@ -172,8 +169,11 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
          "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB.", "--tensor-parallel-size 4"),
         (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB.", "--cache-type-v q8_0"),
-        (logs.LLAMA_CPP_FAILED.replace("262144", "8192").replace("32768.00", "1024.00"), "", "1.00 GiB of KV cache did not fit",
-         "By prediction it fits: stop the other processes"),
+        (SHORT, "", "1.00 GiB of KV cache did not fit", "Use a shorter context"),
+        (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "By prediction it fits: stop the other processes"),
+        (TOKENS, "--users 40 --context 800", "its cache of 75,824 tokens holds 94 users of 800 tokens.", "94 logged"),  # of 50 blocks
+        (TOKENS + OUT_OF_MEMORY.format("500.00 MiB.", "44.39 GiB of which 210.00 MiB"), "", "500.00 MiB outside the engine's share", "with `--gpu-mem"),
+        (TOKENS.replace("size: 75,824", ""), "", "the log has no size of the KV cache.", "users of 40,960 tokens: 1 predicted"),
     ],
 )  # fmt: skip
 def test_the_first_sentence_has_figures(kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str) -> None:
@@ -223,10 +223,10 @@ def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> No
     path.write_text(text.replace(words, "Free memory on device (78.7/79.18 GiB)"), encoding="utf-8")
     found = kvcalc("diagnose", str(path))
     assert (found.code, found.out) == (2, "")
-    assert "the log names no GPU, and 79.18 GiB can be h100-sxm or a100-80gb. Type `kvcalc diagnose" in found.err
+    assert "the log names no GPU, and 79.18 GiB can be h100-sxm or a100-80gb. Add --gpu, such as --gpu h100-sxm" in found.err
     assert kvcalc("diagnose", str(path), "--gpu", "a100-80gb").out.count("qwen3-14b on 1× a100-80gb, vllm 0.28.0") == 1
     path.write_text(text.replace(words, ""), encoding="utf-8")
-    assert f"the log names no GPU. Type `kvcalc diagnose {path} --gpu h100`" in kvcalc("diagnose", str(path)).err
+    assert "the log names no GPU. Add --gpu, such as --gpu h100" in kvcalc("diagnose", str(path)).err
 
 
 COLOURED = "".join(f"\x1b[36mvllm-1  | \x1b[0m{line}\n" for line in logs.V1_0_10.splitlines())
@@ -344,8 +344,8 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
         (b"hello\nworld, this is no log at all\n", "has no start-up of vLLM, SGLang or llama.cpp"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
         (b"vLLM API server version 0.11.0\n", "has no start-up"),
-        (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "log --model qwen3-8b --gpu h100`"),
-        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Type `kvcalc"),
+        (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "such as --model qwen3-8b --gpu h100"),
+        (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Add --model and"),
     ],
 )
 def test_a_foreign_or_truncated_file_gets_one_sentence(kvcalc: Run, tmp_path: Path, data: bytes, said: str) -> None:

@@ -73,10 +73,9 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
                 notes += diagnosis.remarks
                 summary = summarize_diagnosis(diagnosis, options.users, options.context)
             except UserError as error:
-                problem = str(error).replace("diagnose LOG", f"diagnose {log}")
                 if not (boot.is_v0 or (boot.failure and not (options.model or options.gpu))):
-                    raise UserError(problem) from None
-                summary = summarize_log(boot, options.model, options.gpu, problem)
+                    raise
+                summary = summarize_log(boot, options.model, options.gpu, str(error))
             summaries.append((summary, log, number, len(boots)))
     if save:
         if (corrections := summaries[-1][0].corrections) is None:

@@ -115,10 +115,12 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
     free = boot.figures.get("free")
     if gpu.usable_share and not boot.memory and free is not None:
         boot.memory = unified_memory(gpu, free)
-        size = f"{free / 2**30:.2f} GiB"
-        remark = f"a machine of {boot.memory >> 30} GiB: {size} are free for its GPU"
+        remark = (
+            f"a {boot.memory >> 30} GiB machine: {free / 2**30:.2f} GiB are free for its GPU"
+        )
     deployment = command.deployment(with_memory(gpu, boot.memory))
     predicted = fit(deployment, command.options)
+    _add_cache_bytes(boot, predicted)
     items = _memory_items(boot, predicted)
     remarks = [*command.remarks, remark, _contradiction(boot, predicted, items)]
     return Diagnosis(
@@ -150,14 +152,27 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
                 return name
         except UserError:
             continue
-    is_gpu_known = boot.gpu or boot.memory or gpu_name
-    options = "--model qwen3-8b" if is_gpu_known else "--model qwen3-8b --gpu h100"
-    hint = f"Type `kvcalc diagnose LOG {options}`"
+    hint = "Add --model and --gpu, such as --model qwen3-8b --gpu h100"
+    if boot.gpu or boot.memory or gpu_name:
+        hint = "Add --model, such as --model qwen3-8b"
     if not boot.model:
         raise UserError("the log names no model", hint)
     if boot.model.startswith(("/", ".", "~")) or boot.engine == "llama.cpp":
         raise UserError(f"the log's model {boot.model!r} is not a known model", hint)
     return boot.model
+
+
+def _add_cache_bytes(boot: Boot, predicted: Fit) -> None:
+    """Compute the bytes of the cache if the log states only its tokens. They are the figures
+    "cache" and "cache_of_tokens".
+
+    If layers have windows or states, their bytes do not follow from the number of tokens.
+    Example: 37,760 tokens of 128 KiB are 4.61 GiB.
+    """
+    tokens = boot.counts.get("tokens", 0)
+    empty, size, twice = (predicted.plan.needed(1, n * tokens) for n in range(3))
+    if empty < size == twice - size + empty and "cache" not in boot.figures:
+        boot.figures["cache"] = boot.figures["cache_of_tokens"] = size - empty
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
@@ -174,11 +189,12 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
         if "free" in logged:
             logged["before"] = predicted.gpu.usable_bytes - logged["free"]
     if is_vllm:
-        share = logged.setdefault("share", budget.share)
+        if "gpu_memory_utilization" in boot.flags:
+            logged.setdefault("share", budget.share)
         if "weights" in logged and "cache" in logged:
             sizes = [logged[name] for name in OUTSIDE_CACHE if name in logged]
             if len(sizes) < 2:
-                logged["rest"] = share - logged["weights"] - logged["cache"] - sum(sizes)
+                logged["rest"] = budget.share - logged["weights"] - logged["cache"] - sum(sizes)
     if logged.get("cache", 0) < 0:  # vLLM logs a negative size before it stops
         logged |= {"short": -logged["cache"], "cache": 0}
     cache = predicted.budget_at("middle")
@@ -225,9 +241,8 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
     weights = items["weights"].logged
     difference = 0
     if boot.engine == "vllm" and weights and "cache" in boot.figures:
-        difference = (items["share"].logged or 0) - weights - boot.size("cache")
+        difference = predicted.budget.share - weights - boot.size("cache")
         difference -= predicted.terms.working_bytes
-    earlier = items.get("before", MemoryItem(None, None))
     ranks = predicted.ranks
     return LogCorrections(
         engine=boot.engine,
@@ -241,5 +256,5 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
         version=boot.version[:40],
         weights_beyond_bytes=weights - predicted.budget.weights if weights else 0,
         beside_beyond_bytes=difference,
-        others_bytes=earlier.logged or 0,
+        others_bytes=items.get("before", MemoryItem(None, None)).logged or 0,
     )

@@ -125,8 +125,9 @@ PATTERNS = {
         server_args=ServerArgs\((?P<arguments>.*)
         Load weight begin\. avail mem=<free> GB
         Load weight end\..{0,300}mem usage=<weights> GB
-        KV Cache is allocated\.(?: dtype: \S+,)? #tokens: <tokens>, (?:K size: <keys> GB, V \
-            size: <values> GB|KV size: <keys_and_values> GB)
+        KV Cache is allocated\.(?: dtype: \S+,)? #tokens: <tokens>, K size: <keys> GB, V \
+            size: <values> GB
+        KV Cache is allocated\.(?: dtype: \S+,)? #tokens: <tokens>, KV size: <keys> GB
         SWAKVPool mem usage: <all_pools> GB, swa size: \d{1,12}, full size: <full_tokens>
         Mamba Cache is allocated\..{0,120}conv_state size: <conv_states> ?GB, ssm_state size: \
             <ssm_states> ?GB
@@ -174,6 +175,8 @@ TORCH_PATTERNS = r"""
         out of memory\. Tried to allocate .{0,80} total capacity of <capacity> GiB
         total capacity of .{1,20} of which <unused> GiB is free
         total capacity of .{1,20} of which <unused_mib> MiB is free
+        this process has <own> GiB memory in use
+        this process has <own_mib> MiB memory in use
 """
 _GPU_WORDS = (
     r"PRO|Super|SUPER|Ti|[A-Z]?\d[\w.-]{0,15}|NVL|PCIe|HBM3e?|Blackwell|Server|Workstation|"
@@ -212,7 +215,7 @@ def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
 
 
 # The smallest of these figures among several ranks counts, but the largest of all others.
-SMALLEST_FIGURES = ("cache", "free", "left", "unused")
+SMALLEST_FIGURES = "cache free left unused"
 MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
 MACHINE_GIB = "8 16 18 24 32 36 48 64 96 128 192 256 512"  # unified memory
 # GPUs to compare if only the memory is known, most frequent first
@@ -235,7 +238,8 @@ class Boot(msgspec.Struct):
         file_type: The format of the weights in a GGUF file, such as "Q4_K - Medium".
         memory: Memory of one GPU in bytes; 0 if unknown.
         flags: Values of the engine's flags, by kvcalc's option names, such as {"tp": 2}.
-        figures: Logged bytes of one GPU, by memory item, such as "weights".
+        figures: Logged bytes of one GPU, by memory item, such as "weights". "available" is the
+            memory that other processes left when an allocation failed.
         buffers: Bytes of llama.cpp's buffers, by memory item and name of the device.
         counts: Capacity of the KV cache, by unit: "tokens", "full_tokens" (SGLang's tokens of
             layers without a window) or "cells" (llama.cpp's slots of one token).
@@ -301,13 +305,12 @@ def find_gpu(boot: Boot) -> tuple[Gpu, str]:
     ]
     if not gpus:
         problem = f"the log's GPU {name!r} is not a preset" if name else "the log names no GPU"
-        hint = f"Type `kvcalc diagnose LOG --gpu {'card.yaml' if name else 'h100'}`"
-        raise UserError(problem, hint)
+        raise UserError(problem, f"Add --gpu, such as --gpu {'card.yaml' if name else 'h100'}")
     size = f"{memory / 2**30:.2f} GiB"
     if len(gpus) > 1:
         names = join_with_or([gpu.name for gpu in gpus])
         problem = f"the log names no GPU, and {size} can be {names}"
-        raise UserError(problem, f"Type `kvcalc diagnose LOG --gpu {gpus[0].name}`")
+        raise UserError(problem, f"Add --gpu, such as --gpu {gpus[0].name}")
     remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
     return with_memory(gpus[0], memory), remark
 
@@ -352,22 +355,15 @@ _VALUE = (
 )
 _MAPPING_ITEM = re.compile(rf"'([a-z_0-9]{{1,60}})': {_VALUE}")
 _KEYWORD_ARGUMENT = re.compile(rf"\b([a-z_0-9]{{1,60}})={_VALUE}")
-BOOT_TEXTS = ("version", "model", "gpu", "title", "file_type")
-FAILURES = [
-    "no_blocks",
-    "too_long",
-    "occupied",
-    "outside_share",
-    "out_of_memory",
-    "weights_failed",
-]
+BOOT_TEXTS = "version model gpu title file_type"
+FAILURES = "no_blocks too_long occupied outside_share out_of_memory weights_failed"
 FLAG_NUMBERS = """
     gpu_memory_utilization max_model_len max_num_batched_tokens max_num_seqs
     num_gpu_blocks_override cells
 """
 FLAG_TEXTS = "cache_type_k cache_type_v flash_attn kv_unified"
 FLAG_VALUES = {"true": True, "false": False, "0": "off", "disabled": "off"}
-COUNTS = ("tokens", "full_tokens", "longest")
+COUNTS = "tokens full_tokens longest"
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
@@ -489,7 +485,7 @@ def _read_line(boot: Boot, line: str) -> None:
         if text in line and (match := expression.search(line)):
             for name, value in match.groupdict().items():
                 # figures of a draft do not count
-                if value is not None and (not boot.has_draft or name in FAILURES):
+                if value is not None and (not boot.has_draft or name in FAILURES.split()):
                     _record(boot, name, value.strip(), match)
     if not boot.gpu and any(maker in line for maker in GPU_MAKERS):
         name_match = GPU_NAME.search(line)
@@ -499,11 +495,11 @@ def _read_line(boot: Boot, line: str) -> None:
 def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
     """Record a group of a pattern by its name."""
     is_llama_cpp = boot.engine == "llama.cpp"
-    if name in FAILURES:
+    if name in FAILURES.split():
         # a later message gives the reason for a failed allocation
         if boot.failure in ("", "out_of_memory"):
             boot.failure = name.removesuffix("_failed")
-    elif name in BOOT_TEXTS:
+    elif name in BOOT_TEXTS.split():
         boot.has_draft = is_llama_cpp and name == "model" and bool(boot.model)
         prefix = "b" if is_llama_cpp and name == "version" else ""  # as builds are tagged
         setattr(boot, name, getattr(boot, name) or prefix + text)
@@ -533,14 +529,14 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
         boot.memory = round(size)
     elif name == "capacity":
         boot.memory = boot.memory or round(size)
-    elif name in COUNTS:
+    elif name in COUNTS.split():
         if value >= 0:
             boot.counts[name] = min(int(value), boot.counts.get(name, int(value)))
     elif name in FLAG_NUMBERS.split():
         if value >= 0:
             boot.flags[name] = value if value < 1 else int(value)
     elif "device" not in match.groupdict():
-        select = min if name in SMALLEST_FIGURES else max
+        select = min if name in SMALLEST_FIGURES.split() else max
         boot.figures[name] = select(size, boot.figures.get(name, size))
     elif match["device"].startswith(HOST_DEVICES):
         boot.figures[f"host_{name}"] = boot.figures.get(f"host_{name}", 0) + round(size)
@@ -558,7 +554,7 @@ def _record_arguments(boot: Boot, name: str, text: str) -> None:
         if argument in ("model", "model_tag", "model_path") and value:
             boot.model = boot.model or value
         flag = _flags_by_argument(boot.engine).get(argument)
-        if flag is None or value in (None, ""):
+        if flag is None or value in (None, "", "auto"):
             continue
         if flag.name in MAPPINGS and isinstance(value, str):
             items = {
@@ -613,20 +609,21 @@ def _complete_figures(boot: Boot) -> None:
         figures.setdefault("activations", max(0, figures.pop("torch_peak") - weights))
     if weights is not None and "consumed" in figures:
         figures.setdefault("libraries", figures["consumed"] - weights)
+    if "own" in figures:
+        figures["available"] = figures["own"] + boot.size("unused")
     if boot.engine == "sglang":
-        keys_and_values = figures.get("keys_and_values", 0) + figures.get("keys", 0)
-        cache_bytes = keys_and_values + figures.get("values", 0)
+        cache_bytes = boot.size("keys") + boot.size("values")
         if "all_pools" in figures:
-            cache_bytes = figures["all_pools"]
+            cache_bytes = boot.size("all_pools")
             boot.counts["tokens"] = boot.counts.pop("full_tokens")
         if cache_bytes:
-            states = figures.get("conv_states", 0) + figures.get("ssm_states", 0)
-            figures["cache"] = cache_bytes + states
+            figures["cache"] = cache_bytes + boot.size("conv_states") + boot.size("ssm_states")
     for (item, _), size in boot.buffers.items():
         figures[item] = max(size, figures.get(item, 0))
     boot.memory = max(0, boot.memory)
     is_llama_cpp = boot.engine == "llama.cpp"
     if is_llama_cpp and "cells" in boot.flags and not boot.failure:
         boot.counts.setdefault("cells", boot.flags["cells"])
-    if boot.failure == "out_of_memory" and "cache" in figures and not is_llama_cpp:
+    has_cache = "cache" in figures or "tokens" in boot.counts
+    if boot.failure == "out_of_memory" and has_cache and not is_llama_cpp:
         boot.failure = "outside_share"

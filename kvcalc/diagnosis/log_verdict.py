@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvcalc.capacity import fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import command_lines
-from kvcalc.capacity.memory_budget import GRAPH_BYTES, LogCorrections
+from kvcalc.capacity.memory_budget import GIB, GRAPH_BYTES, LogCorrections
 from kvcalc.capacity.suggested_fixes import (
     MAX_SHARE,
     ConfigChange,
@@ -481,10 +481,12 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
     fits = logged.fits and is_running and sequences[0] >= adviser.users
-    is_blocked = logged.fits and boot.failure in ("no_blocks", "out_of_memory", "weights")
     changes, remedy = [], ""
-    if is_blocked:
-        remedy = "By prediction it fits: stop the other processes that use the GPU."
+    if logged.fits and boot.failure in ("no_blocks", "out_of_memory", "weights"):
+        remedy = choose_sentence(REMEDIES, boot, {"memory": boot.memory})
+        available = boot.size("available") or boot.size("free")
+        if 0 < available < predicted.gpu.usable_bytes - GIB:  # a CUDA context needs less
+            remedy = "By prediction it fits: stop the other processes that use the GPU."
     elif not fits:
         changes = adviser.find_changes()
         if not is_requested:
@@ -494,9 +496,9 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
             remedy = f"It fits with {join_with_or(words)}."
         if boot.failure == "occupied":
             remedy = f"Stop the processes that use the memory. {remedy}"
-
     cells = boot.counts.get("tokens") or boot.counts.get("cells")
-    counts = f"{sequences[0]:,} logged, " * (not boot.failure) + f"{sequences[1]:,} predicted"
+    is_logged = "cache" in boot.figures and not boot.failure
+    counts = f"{sequences[0]:,} logged, " * is_logged + f"{sequences[1]:,} predicted"
     note = f", the cache stores {cells:,} tokens" if cells else ""
     written = command_of(predicted.requested, options, diagnosis.command.model_words)
     return DiagnosisSummary(
@@ -522,11 +524,14 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
     boot, budget = diagnosis.boot, diagnosis.predicted.budget
     if boot.failure:
         large_weights = budget.weights * (budget.weights > budget.memory)
-        sizes = {"memory": budget.memory, "large_weights": large_weights}
-        return choose_sentence(OUTCOMES, boot, sizes)
-    cache = boot.size("cache")
-    if not cache:
+        return choose_sentence(
+            OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
+        )
+    if not boot.size("cache"):
         return "The engine started, the log has no size of the KV cache."
     users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
     missed = f", not {count:,}" if count > max(1, sequences) else ""
-    return f"The engine started: {format_bytes(cache)} of KV cache fit {users}{missed}."
+    size = f"{format_bytes(boot.size('cache'))} of KV cache fit"
+    if "cache_of_tokens" in boot.figures:
+        size = f"its cache of {boot.counts['tokens']:,} tokens holds"
+    return f"The engine started: {size} {users}{missed}."
