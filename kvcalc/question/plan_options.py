@@ -83,7 +83,7 @@ class Requirement(Question, frozen=True, kw_only=True):
             (
                 not self.context and not self.input_len,
                 "a plan needs the tokens of a request",
-                "Give --context, or --input-len and --output-len",
+                "Give --context, such as --context 8k, or --input-len and --output-len",
             ),
             (
                 self.users and self.rate,

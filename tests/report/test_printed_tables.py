@@ -240,7 +240,7 @@ def test_serve(kvcalc: Run) -> None:
     plain = kvcalc(line).out
     assert "rejected" not in plain and "preempted" not in plain  # none were
     title = text.partition(" model ")[0]
-    assert first["diverges"] is False and "5 requests/s at 2.35 per million output tokens, 1.86× as fast as static" in title
+    assert first["diverges"] is False and "5 requests/s, costing 2.35 per million output tokens, 1.86× as fast as" in title
     details = kvcalc(f"{line} -v").joined
     assert f"max_num_seqs {first['max_num_seqs']:,}" in details
     assert f"KV cache budget {format_bytes(first['kv_budget_bytes'])} per GPU, 1 GPU; seed 0" in details

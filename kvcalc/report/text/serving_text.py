@@ -326,7 +326,8 @@ def _sustained(summaries: Records) -> str:
 def _cost(record: Record) -> str:
     """Return a clause with the cost of output tokens; '' without a price."""
     cost = record.get("cost_per_million_tokens")
-    return f" at {_bound_words(record)[0]}{cost:,.2f} per million output tokens" if cost else ""
+    at_least = _bound_words(record)[0]
+    return f", costing {at_least}{cost:,.2f} per million output tokens" if cost else ""
 
 
 def _server_name(record: Record, records: Records) -> str:
