@@ -15,7 +15,6 @@ from kvcalc.model.memory import (
 )
 from kvcalc.model.model import Model
 from kvcalc.model.precision import Precision
-from kvcalc.planning.comparison import usual_variants
 from kvcalc.records import Record, Records
 from kvcalc.records.compare import CompareRecord
 from kvcalc.records.figures import TextOrNull
@@ -352,6 +351,8 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
         deployment: Deployment of the model.
         records: Records of `compare` with one context and batch size, one per variant.
     """
+    from kvcalc.planning.comparison import usual_variants  # `size` needs no engine
+
     first, model = records[0], deployment.model
     if not any(part.attends for part in model.mixers):
         return f"{model.name} has no attention that a variant could replace."
