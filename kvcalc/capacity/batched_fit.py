@@ -57,7 +57,7 @@ class BatchedFit(NamedTuple):
         """Return seconds to send one sequence's KV cache to another replica, for each of `gpus`.
 
         All GPUs of the replica send their part at the same time. The time is the largest part of
-        one GPU in bytes ÷ its rate as in `transfer_rate`. It is NaN for a GPU model without a known
+        one GPU in bytes ÷ the rate of `transfer_link`. It is NaN for a GPU model without a known
         link.
 
         Args:
@@ -68,7 +68,7 @@ class BatchedFit(NamedTuple):
             content_of(fit.layers, fit.ranks, stage, fit.engine.content) for stage in self.plans
         )
         size = max(content.needed(1, length) for content in contents)
-        rates = [gpu.link_bytes_per_s or gpu.inter_domain_rate for gpu in self.gpus]
+        rates = [transfer_link(gpu) for gpu in self.gpus]
         return [size / rate if rate else nan for rate in rates]
 
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
@@ -123,6 +123,16 @@ class BatchedFit(NamedTuple):
         return result
 
 
+def transfer_link(gpu: Gpu) -> float | None:
+    """Return the bytes per second that one GPU sends to another replica; None if not known.
+
+    Disaggregated prefill sends a prompt's KV cache at this rate. It is the rate in one direction of
+    the link between GPUs, such as NVLink. For a GPU model without one, it is the rate per GPU
+    between nodes.
+    """
+    return gpu.link_bytes_per_s or gpu.inter_domain_rate
+
+
 def transfer_rate(gpu: Gpu) -> float:
     """Return the bytes per second that one GPU sends to another replica.
 
@@ -131,9 +141,9 @@ def transfer_rate(gpu: Gpu) -> float:
     between nodes.
 
     Raises:
-        UserError: Neither rate is known.
+        UserError: Neither rate is known. `transfer_link` returns None instead.
     """
-    if not (rate := gpu.link_bytes_per_s or gpu.inter_domain_rate):
+    if not (rate := transfer_link(gpu)):
         raise UserError(
             f"{gpu.name} gives no rate of a link over which a prompt's cache could go to "
             "another replica"

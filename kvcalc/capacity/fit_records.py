@@ -292,10 +292,10 @@ def slot_limit(result: Fit) -> int:
     Args:
         result: The capacity of the configuration.
     """
+    if result.options.engine == "vllm":
+        return result.settings.max_num_batched_tokens * result.ranks.dp
     dialect = DIALECTS.get(result.options.engine)
-    if not dialect or dialect.default_slots:
-        return 0
-    return dialect.max_slots or result.settings.max_num_batched_tokens * result.ranks.dp
+    return dialect.max_slots if dialect else 0
 
 
 def smallest_first(results: Sequence[Fit]) -> list[Fit]:

@@ -203,9 +203,8 @@ def make_batch(
 
     A candidate is a deployment with a number of replicas.
 
-    If the load is a number of users, a deployment has one candidate for each number of replicas,
-    and the users are divided among the replicas. Otherwise it has one for each value of
-    `max_num_seqs`, with as many replicas as the load needs.
+    If the load is a number of users, a deployment has a candidate for each number of replicas.
+    Otherwise it has one for each `max_num_seqs`, with as many replicas as the load needs.
 
     If the output length is known, prompts that arrive delay the decode steps of a replica, as
     `prompt_delays` says. n users of a replica send n ÷ e2e requests per second. At a rate, a
@@ -245,8 +244,7 @@ def make_batch(
     num_stages = [d.parallelism.pp if d.calibration else 0 for d in deployments]
     stages = np.array(num_stages)[index] * (sequences > 1) * can_delay
     ranks = deployments[0].parallelism.dp
-    num_prompts = np.maximum(timer.sizes[timer.columns[cells]] / ranks, 1)
-    prompt_s = (prefill_s + (e2e - steps_s) / num_prompts) / 2
+    prompt_s = _prompt_seconds(estimates, row, cells, steps_s, ranks)
     pass_s, request_s = prompt_delays(step_s, prompt_s, stages, ranks)
     batch_s = (output * pass_s + sequences * request_s).min(axis=0)
     e2e = np.where(stages, batch_s, e2e)
@@ -259,11 +257,7 @@ def make_batch(
         total = need.users * per_sequence
     else:
         required = np.maximum(need.rate * output, need.min_throughput)
-        carried = np.where(rate > 0, rate, np.inf)
-        if need.rate:
-            highest = np.fmax.reduce(rate.reshape(len(deployments), -1), axis=1)
-            carried = np.fmin(carried, MAX_SUSTAINED_SHARE * highest[index])
-        replicas = np.maximum(1, np.ceil(required / carried)).astype(np.int64)
+        replicas = _needed_replicas(rate.reshape(len(deployments), -1), required, need.rate > 0)
         total = np.minimum(required, replicas * rate)
     if can_delay:
         speeds = (1 - total / output / replicas * request_s) * step_s / pass_s
@@ -291,6 +285,48 @@ def make_batch(
     }
     figures |= check_targets(need, figures | {"tpot": step_s}, space.max_gpus)
     return CandidateBatch(need, timer.speculation, deployments, index, figures)
+
+
+def _prompt_seconds(
+    estimates: DeploymentEstimates, row: Array, cells: Any, steps_s: Array, ranks: int
+) -> Array:
+    """Return the seconds by which a pass with one more prompt per data-parallel rank is longer.
+
+    It is the mean of a prompt on an idle replica and of a prompt in a full batch, because a pass
+    has one prompt or several. This is empirical: of four forms, it is the nearest to `serve`. 90%
+    of the highest rates in `serve` are 0.98 to 1.06 of these estimates, with pp 0.93 to 1.17.
+
+    Args:
+        estimates: Memory and times of all deployments.
+        row: Position of each candidate's deployment.
+        cells: Index of each candidate in arrays [deployments, values of max_num_seqs].
+        steps_s: Seconds of all decode steps of a request, by candidate.
+        ranks: Number of data-parallel ranks.
+    """
+    import numpy as np
+
+    timer = estimates.timer
+    num_prompts = np.maximum(timer.sizes[timer.columns[cells]] / ranks, 1)
+    in_batch_s = (estimates.e2e[cells] - steps_s) / num_prompts
+    return (estimates.ttft[row] + in_batch_s) / 2
+
+
+def _needed_replicas(tokens_per_s: Array, required: Any, has_rate: bool) -> Array:
+    """Return the number of replicas of each candidate that generate the required tokens per second.
+
+    Args:
+        tokens_per_s: Tokens per second of one replica, [deployments, values of max_num_seqs].
+        required: Tokens per second of all replicas.
+        has_rate: Whether requests arrive at a rate. A replica then gets at most
+            MAX_SUSTAINED_SHARE of the deployment's highest figure.
+    """
+    import numpy as np
+
+    carried = np.where(tokens_per_s > 0, tokens_per_s, np.inf)
+    if has_rate:
+        highest = np.fmax.reduce(tokens_per_s, axis=1, keepdims=True)
+        carried = np.fmin(carried, MAX_SUSTAINED_SHARE * highest)
+    return np.maximum(1, np.ceil(required / carried)).astype(np.int64).ravel()
 
 
 def prompt_delays(
