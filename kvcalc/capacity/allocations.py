@@ -447,7 +447,7 @@ def run_allocations(
         pages=PagedAllocator(memory, block),
     )
     for step in steps:
-        record: dict[str, Any] = {
+        record = {
             "line": step.line,
             "request": step.text,
             "tokens": step.tokens or None,
@@ -505,7 +505,7 @@ def read_script(text: str) -> tuple[list[AllocationStep], int]:
         UserError: A step is invalid. The message names the line.
     """
     stored_tokens: dict[str, int] = {}
-    steps: list[AllocationStep] = []
+    steps = []
     memory = 0
     lines, place = text.split(";"), "--allocations"
     if len(lines) == 1:

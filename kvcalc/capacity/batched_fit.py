@@ -6,7 +6,7 @@ figures are exact integers, as in `fit`.
 
 from collections.abc import Sequence
 from math import nan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,20 +14,12 @@ from kvcalc.capacity.deployment_fit import Fit, make_fit, resolve_deployment
 from kvcalc.capacity.engines.engine import Defaults
 from kvcalc.capacity.engines.layout import CacheLayout, content_of
 from kvcalc.capacity.fit_options import FitOptions
-from kvcalc.capacity.memory_budget import MemoryBreakdown
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.model.pipeline import stages
 from kvcalc.timing.deployment import TimedDeployment
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    IntArray = NDArray[np.int64]
-else:
-    IntArray = Any
-
+IntArray = Any  # a NumPy array of int64
 Plans = dict[int, CacheLayout]  # by pipeline stage
 # by tp, dcp and pp, and the engine's defaults on a GPU
 Layouts = dict[tuple[int, int, int, Defaults], Plans]
@@ -91,7 +83,7 @@ class BatchedFit(NamedTuple):
             plan.max_sequences(cache_bytes, length, shared)
             for plan, cache_bytes in zip(self.plans.values(), budgets, strict=True)
         ]
-        smallest: IntArray = np.min(np.broadcast_arrays(*stage_sequences), axis=0)
+        smallest = np.min(np.broadcast_arrays(*stage_sequences), axis=0)
         return smallest.astype(np.int64) * self.fit.ranks.dp
 
     def remaining_bytes(self, counts: IntArray) -> IntArray:
@@ -113,7 +105,7 @@ class BatchedFit(NamedTuple):
         result = np.empty((len(self.plans), len(self.gpus), len(counts)), dtype=np.int64)
         for rows, stage in zip(result, self.plans, strict=True):
             start = fit.startup(stage, -(-counts // fit.ranks.dp))
-            terms: dict[object, MemoryBreakdown] = {}
+            terms = {}
             for index, gpu in enumerate(self.gpus):
                 gpu_start = replace(start, gpu=gpu)
                 key = fit.engine.memory_key(gpu_start)
@@ -183,7 +175,7 @@ class BatchedFitBuilder:
             length: Maximum tokens of a sequence, used as `max_model_len`.
         """
         options = replace(self.options, max_model_len=length)
-        batches: dict[Defaults, BatchedFit] = {}
+        batches = {}
         for index, gpu in enumerate(gpus):
             defaults = options.rules.defaults(
                 gpu,

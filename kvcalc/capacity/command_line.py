@@ -209,7 +209,7 @@ def _parse_flags(
 ) -> tuple[Settings, list[str], list[str]]:
     """Return values of flags by name, flags that are not modelled, and words that belong to no
     flag."""
-    values: Settings = {}
+    values = {}
     mappings: dict[str, Settings] = defaultdict(dict)
     ignored, others = [], []
     flags = {name.replace("_", "-"): flag for flag in dialect.flags for name in flag.spellings}

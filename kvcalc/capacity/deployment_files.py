@@ -178,7 +178,7 @@ def _server(
 ) -> DeclaredServer | None:
     """Return the server of a container; None if it starts no known engine."""
     variables = {**variables, **_environment(node)}
-    words: list[str] = []
+    words = []
     for key in ("entrypoint", "command", "args"):
         value = node.get(key)
         items = value if isinstance(value, list) else filter(None, [value])

@@ -361,10 +361,13 @@ def matrix_records(
     for count in users:
         for length in contexts:
             result = fit(deployment, replace(options, users=count, max_model_len=length))
-            record: dict[str, Any] = {"users": count, "context": length}
-            record["headroom_bytes"] = result.headroom_bytes
             is_brief = only_verdicts and records
-            record |= {"fits": result.fits} if is_brief else fit_record(result)
+            record = {
+                "users": count,
+                "context": length,
+                "headroom_bytes": result.headroom_bytes,
+                **({"fits": result.fits} if is_brief else fit_record(result)),
+            }
             records.append(record)
     return records
 

@@ -392,10 +392,10 @@ def wider_requests(
     """
     ranks = request.deployment.parallelism
     covers_all = 1 < ranks.ep == ranks.stage_gpus
-    size: int = getattr(ranks, name)
+    size = getattr(ranks, name)
     while size < MAX_RANKS:
         size *= 2
-        values: dict[str, Any] = {name: size}
+        values = {name: size}
         if name == "tp" and covers_all:
             values["ep"] = size * ranks.dp
         try:

@@ -205,7 +205,7 @@ class Batch(msgspec.Struct, frozen=True):
                 _check(name, value, lowest)
                 if not isinstance(value, int):
                     shapes.add(value.shape)
-        if len(shapes) > 1 and not _can_broadcast(shapes):
+        if not _can_broadcast(shapes):
             text = ", ".join(map(str, sorted(shapes)))
             raise UserError(f"the arrays of a batch do not broadcast: {text}")
 
@@ -258,7 +258,15 @@ class Batch(msgspec.Struct, frozen=True):
                 divide the prompt.
             rounds_up: Whether to return the largest micro-batch instead of the smallest.
         """
-        shares = [_micro_batch(g, parallelism, cuts_prompts, rounds_up) for g in self.groups]
+        shares = []
+        for group in self.groups:
+            ways = minimum(ceil_div(group.count, parallelism.dp), parallelism.pp)
+            count = -(-group.count // ways) if rounds_up else group.count // ways
+            new, past = group.new, group.past
+            if cuts_prompts:
+                new = maximum(group.new // (parallelism.pp // ways), 1)
+                past = past + (group.new - new) // 2
+            shares.append(Sequences(count, new, past))
         return Batch(tuple(shares))
 
     @property
@@ -268,18 +276,6 @@ class Batch(msgspec.Struct, frozen=True):
         It counts all data-parallel ranks.
         """
         return sum(g.count for g in self.groups)
-
-
-def _micro_batch(
-    group: Sequences, parallelism: Parallelism, cuts_prompts: bool, rounds_up: bool
-) -> Sequences:
-    stages = parallelism.pp
-    ways = minimum(ceil_div(group.count, parallelism.dp), stages)
-    count = -(-group.count // ways) if rounds_up else group.count // ways
-    if not cuts_prompts or (isinstance(group.new, int) and group.new == 1):
-        return Sequences(count, group.new, group.past)
-    new = maximum(group.new // (stages // ways), 1)
-    return Sequences(count, new, group.past + (group.new - new) // 2)
 
 
 def _can_broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:

@@ -168,7 +168,7 @@ class CacheEntry(msgspec.Struct, frozen=True):
         if not self.grows:
             finishes = at_least(floor_div(tokens, self.ratio) - floor_div(past, self.ratio), 1)
             return finishes * self.stored_rows(past)
-        rows: Num = floor_div(tokens, self.ratio)
+        rows = floor_div(tokens, self.ratio)
         if self.span is Span.CHUNK:
             rows = tokens - floor_div(past, self.limit) * self.limit
         elif self.limit:

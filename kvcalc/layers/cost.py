@@ -288,7 +288,7 @@ def unfused(operator: Operator, element: int) -> list[tuple[str, Cost]]:
         moved = -(-shape.tokens * shape.top_k // shape.ranks) * (shape.hidden + shape.width)
     else:
         return []
-    results: list[tuple[str, Cost]] = []
+    results = []
     for name, part in operator.parts or ((operator.name, cost),):
         prefix, is_wide, _ = name.partition("gate_up")
         if is_wide:
@@ -405,7 +405,7 @@ def compressed_pairs(new: Num, past: Num, ratio: int, top: int = 0) -> Num:
     """
 
     def until(tokens: Num) -> Num:
-        low: Num = minimum(tokens, top * ratio - 1) if top else tokens
+        low = minimum(tokens, top * ratio - 1) if top else tokens
         rows = floor_div(low, ratio)
         pairs = ratio * triangle(rows - 1) + rows * (low - rows * ratio + 1)
         return pairs + (tokens - low) * top
@@ -433,8 +433,7 @@ def reached_fraction(tokens: Num, top_k: int, experts: int) -> Real:
 
     counts, indices = np.unique(tokens, return_inverse=True)
     shares = np.array([_reached(int(count), top_k, experts) for count in counts])
-    fractions: Real = shares[indices].reshape(np.shape(tokens))
-    return fractions
+    return shares[indices].reshape(np.shape(tokens))
 
 
 def _reached(tokens: int, top_k: int, experts: int) -> float:

@@ -373,6 +373,6 @@ def _network(
     up_name = "gate_up" if len(wide) > 1 else "up"
     return [
         p.gemm(prefix + up_name, *wide, tokens=tokens, fraction=fraction, experts=experts),
-        p.activation(prefix + "activation", tokens, wide[0].outputs, len(wide)),
+        p.activation(prefix + "activation", tokens * wide[0].outputs, len(wide)),
         p.gemm(prefix + "down", down, tokens=tokens, fraction=fraction, experts=experts),
     ]

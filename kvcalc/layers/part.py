@@ -216,12 +216,11 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
         first = [w for w in results if w.inputs == p.width and w.copies == 1 and not w.rows_in]
         last = [w for w in results if w.rows_in and w.outputs == p.width]
         between = [w for w in results if w not in first and w not in last]
-        names = {id(w): w.name if len(last) > 1 else "out_proj" for w in last}
         return [
             *([p.gemm("in_proj", *first)] if first else []),
             *(p.gemm(w.name, w) for w in between),
             *self._scan(p, sum(w.outputs for w in first), sum(w.inputs for w in last)),
-            *(p.gemm(names[id(w)], w) for w in last),
+            *(p.gemm(w.name if len(last) > 1 else "out_proj", w) for w in last),
             *(p.all_reduce(p.width) if last else []),
         ]
 

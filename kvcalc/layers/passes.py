@@ -359,25 +359,15 @@ class Pass:
         cost = Cost(0, flops, weight_bytes, activation_bytes=moved)
         return self.operator(name, "vector", cost, role=role)
 
-    def gating(self, elements: Num) -> Operator:
-        """Return the operator that multiplies each element of the attention output by its gate.
-
-        Args:
-            elements: Number of output elements of one layer on this GPU, for all new tokens.
-        """
-        return self.vector("gating", 2 * elements, elements, ACTIVATION_FLOPS * elements)
-
-    def activation(self, name: str, tokens: Num, width: int, inputs: int) -> Operator:
-        """Return the operator that applies an FFN's activation, after up and (if present) gate.
+    def activation(self, name: str, elements: Num, inputs: int) -> Operator:
+        """Return the operator that applies an activation function, or a gate, to each element.
 
         Args:
             name: Name in printed tables.
-            tokens: Rows of the arrays [tokens, width].
-            width: Columns of the arrays: intermediate size on this GPU.
-            inputs: Number of arrays that are read: 1 for only up, 2 for up and gate. One array is
+            elements: Elements of one array on this GPU, for all new tokens.
+            inputs: Number of arrays that are read: 1 without a gate, 2 with a gate. One array is
                 written.
         """
-        elements = tokens * width
         return self.vector(name, inputs * elements, elements, ACTIVATION_FLOPS * elements)
 
     def cache(self, entries: Iterable[CacheEntry]) -> Cost:

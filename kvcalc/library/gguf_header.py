@@ -141,7 +141,7 @@ class _Reader:
             raise self.fail(f"version {version}, but 2 and 3 (little-endian) are read")
         tensors = self.count(MAX_TENSORS, "tensors")
         entries = self.count(MAX_ENTRIES, "metadata entries")
-        metadata: JsonObject = {}
+        metadata = {}
         for _ in range(entries):
             key = self.text(MAX_KEY, "key")
             metadata[key] = self.value(self.number("<I"), key)

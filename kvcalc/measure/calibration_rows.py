@@ -25,6 +25,7 @@ from kvcalc.measure.generation import Progress
 from kvcalc.measure.layers.base_layer import DTYPES
 from kvcalc.measure.layers.grouped_layer import attend
 from kvcalc.records import Record
+from kvcalc.storage.formats import read_shapes
 from kvcalc.timing.rows import cost_of
 
 # kv_lora_rank, qk_rope_head_dim and v_head_dim that the format means by MLA
@@ -119,16 +120,11 @@ class RowFamily(NamedTuple):
     rows: int
 
 
-def _shapes(text: str) -> list[tuple[int, ...]]:
-    """Return the shapes in a text. Example: `8x4 2x1` gives [(8, 4), (2, 1)]."""
-    return [tuple(map(int, shape.split("x"))) for shape in text.split()]
-
-
 # (n, k) of weights, and (query heads, KV heads, width) of attention, in real models
-MATRICES = _shapes(
+MATRICES = read_shapes(
     "4096x4096 6144x4096 28672x4096 4096x14336 1024x8192 10240x8192 57344x8192 1024x2048"
 )
-HEADS = _shapes("32x8x128 8x1x128 64x8x128 16x2x128 32x8x64 8x4x256")
+HEADS = read_shapes("32x8x128 8x1x128 64x8x128 16x2x128 32x8x64 8x4x256")
 LENGTHS = [2**e for e in range(4, 18)]
 DECODE_BATCHES, PREFILL_BATCHES = (1, 4, 16, 64, 256), (1, 2, 8)
 

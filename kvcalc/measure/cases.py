@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped
-from kvcalc.layers.part import Sublayer
 from kvcalc.layers.recurrent import GatedDeltaNet
 from kvcalc.measure.ceilings import Machine
 from kvcalc.measure.layers import build_mixer
@@ -150,7 +149,7 @@ def _recurrent(model: Model) -> Model:
     )
     kinds = {}
     for kind, layer in model.kinds.items():
-        parts: list[Sublayer] = [mixer if part.attends else part for part in layer.parts]
+        parts = [mixer if part.attends else part for part in layer.parts]
         kinds[kind] = replace(layer, parts=tuple(parts), shares_cache=False)
     return replace(model, kinds=kinds)
 

@@ -6,7 +6,7 @@ The functions at the end choose shapes, lengths and dtypes by device.
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -122,7 +122,7 @@ def measure(
         1 if bound.limit == "compute" else machine.copies(bound.bytes, needed)
         for bound in bounds
     ]
-    record: dict[str, Any] = {
+    record = {
         "variant": case.variant,
         "attention": case.model.attention,
         "phase": case.phase,

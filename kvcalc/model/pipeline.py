@@ -84,7 +84,7 @@ def _check_shared_rows(model: Model, pp: int) -> None:
     if pp == 1 or not any(entry.is_stored_by_other_layer for entry in model.entries):
         return
     for stage in stages(model, pp):
-        stored_rows: set[tuple[str, int, int, int]] = set()
+        stored_rows = set()
         for entry in (e for kind in stage.order for e in model.kinds[kind].entries):
             row = entry.role, entry.width, entry.ratio, entry.limit
             if not entry.is_stored_by_other_layer:

@@ -98,7 +98,7 @@ def formats_of(model: Model, precision: Precision) -> Formats:
 def _formats_of(model: Model, precision: Precision) -> Formats:
     requested = canonical(precision.dtype)
     dtype = model.dtype if requested in ("auto", "fp8") else requested
-    schemes: tuple[Quantization, ...] = model.quantization if requested == "auto" else ()
+    schemes = model.quantization if requested == "auto" else ()
     unquantized = model.unquantized if schemes else frozenset()
     if mix_of(precision.quantization):
         schemes = stored_as(model, precision).quantization

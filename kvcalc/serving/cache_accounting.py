@@ -86,7 +86,7 @@ def make_pool(
     if cache == "paged":
         allocated = np.maximum.accumulate(layout.request_bytes(kv_budget, tokens + draft_slots))
         return Pool(
-            budget=layout.request_pool(kv_budget),
+            budget=int(layout.pool(kv_budget)) - layout.needed(0, 0),  # all but placeholders
             allocated=allocated,
             stored_bytes=stored_bytes,
             longest=max_model_len,

@@ -92,6 +92,11 @@ def table_rows(table: str) -> list[list[str]]:
     return [line.split() for line in table.strip().splitlines()]
 
 
+def read_shapes(text: str) -> list[tuple[int, ...]]:
+    """Return the shapes in a text. Example: `8x4 2x1` gives [(8, 4), (2, 1)]."""
+    return [tuple(map(int, shape.split("x"))) for shape in text.split()]
+
+
 def first_words(table: str) -> dict[str, str]:
     """Return the first word of a line for each of the other words of the line.
 

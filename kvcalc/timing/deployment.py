@@ -272,11 +272,10 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """
         timed = self.timed_batch(batch)
         operators = self.operators(timed, all_positions)
-        if self.calibration:
-            predicted = pass_time(operators, self.gpu, self.calibration)
-            return predicted.seconds + self.host_transfer(operators).seconds
-        bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
         host_s = self.host_transfer(operators).seconds
+        if self.calibration:
+            return pass_time(operators, self.gpu, self.calibration).seconds + host_s
+        bound = total_seconds(roofline(operators, self.gpu, timed.decodes))
         return maximum(bound, host_s) if self.host_weights else bound
 
     def timed_batch(self, batch: Batch) -> Batch:

@@ -348,10 +348,6 @@ class CacheLayout:
         """
         return int(self.concurrency(budget, length) * length)
 
-    def request_pool(self, budget: int) -> int:
-        """Return the bytes of one GPU's budget that requests may use: all but placeholders."""
-        return int(self.pool(budget)) - self.needed(0, 0)
-
     def request_bytes(self, budget: int, tokens: Any) -> Any:
         """Return the bytes of one GPU's KV cache that a request needs at each length, as an array.
 

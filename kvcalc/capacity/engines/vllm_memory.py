@@ -426,15 +426,16 @@ def peak(start: EngineStartup, is_best: bool) -> tuple[Any, str]:
             less memory in some releases, and compilation counts as 0 because an earlier start has
             filled its cache.
     """
-    outputs, workspace = image_outputs(start), experts_workspace(start)
+    outputs, encoder = vision_peaks(start)
+    workspace = experts_workspace(start)
     sampler = sampler_peak(start, is_best) + outputs + workspace if start.layers.last else 0
     steps = {
         "forward pass": forward_peak(start, workspace) + outputs,
         "sampler": sampler,
-        "vision encoder": encoder(start),
+        "vision encoder": encoder,
         "compilation": 0 if is_best else compilation(start),
     }
-    largest: Any = 0
+    largest = 0
     name = ""
     for step, size in steps.items():
         if isinstance(size, int) and isinstance(largest, int) and size > largest:
@@ -568,44 +569,27 @@ def part_widths(model: Model, ranks: Parallelism, stage: int) -> tuple[float, fl
     return experts, other
 
 
-def _images(start: EngineStartup) -> Any:
-    """Return the number of images in one batch of the encoder.
+def vision_peaks(start: EngineStartup) -> tuple[Any, Any]:
+    """Return bytes of one GPU for the vision encoder: kept after its profile run, and during it.
 
-    The encoder's token budget and the images of n requests limit it
+    The kept bytes are the encoder's outputs and the pixels of the batch of images in this run.
+    During it, 2 bytes are needed for each element of a patch of all images: its pixel values, four
+    rows of the encoder's width and two of its MLP's width on this GPU. Both are 0 without a vision
+    encoder on this GPU, and arrays if `start.sequences` is an array.
+
+    The encoder's token budget and the images of n requests limit the number of images
     (v1/worker/gpu_model_runner.py: profile_run, 0.8.5; multimodal/encoder_budget.py, 0.28).
     """
     vision = start.vision
     if not vision or start.stage or start.options.max_images == 0:
-        return 0
+        return 0, 0
     requested = start.sequences * (start.options.max_images or MAX_IMAGES)
-    return maximum(1, minimum(max(start.tokens, vision.tokens) // vision.tokens, requested))
-
-
-def image_outputs(start: EngineStartup) -> Any:
-    """Return the bytes of one GPU that stay allocated after the vision encoder's profile run.
-
-    They are the encoder's outputs and the pixels of the batch of images in this run. The result is
-    0 without a vision encoder on this GPU, and an array if `start.sequences` is an array.
-    """
-    vision = start.vision
-    if not vision:
-        return 0
+    budget = max(start.tokens, vision.tokens) // vision.tokens
+    images = maximum(1, minimum(budget, requested))
     outputs = vision.tokens * start.model.hidden_size * start.formats.element_bytes
-    return _images(start) * (outputs + 2 * vision.patches * vision.values)
-
-
-def encoder(start: EngineStartup) -> Any:
-    """Return the bytes of one GPU that the vision encoder needs while it runs.
-
-    They are 2 bytes for each element, for all images of the profile run. The elements of a patch
-    are its pixel values, four rows of the encoder's width and two of its MLP's width on this GPU.
-    The result is an array if `start.sequences` is an array.
-    """
-    vision = start.vision
-    if not vision:
-        return 0
     mlp = 2 * vision.mlp // (start.ranks.tp if vision.sharded else 1)
-    return 2 * _images(start) * vision.patches * (vision.values + 4 * vision.width + mlp)
+    elements = vision.patches * (vision.values + 4 * vision.width + mlp)
+    return images * (outputs + 2 * vision.patches * vision.values), 2 * images * elements
 
 
 def _compiles(start: EngineStartup) -> bool:
@@ -637,7 +621,7 @@ def sampler_buffers(start: EngineStartup) -> Any:
     V the vocabulary size. In the second model runner, tables of sampling penalties stay, but only
     some releases count them. The result is 0 on all but the last stage, and an array if n is.
     """
-    rules: Release = start.release
+    rules = start.release
     vocabulary, sms = start.model.vocab_size, start.gpu.sms or DEFAULT_SMS
     if not start.layers.last:
         return 0

@@ -217,7 +217,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         result.append(p.attention(rows, self._visible, queries, self.head_dim, values))
         result += [p.eviction(e, self._visible, queries) for e in self.eviction_scores()]
         if "gate" in w:
-            result.append(p.gating(p.tokens * queries * values))
+            result.append(p.activation("gating", p.tokens * queries * values, 2))
         if "o" not in w:
             return result
         return [*result, p.gemm("o", w["o"]), *p.all_reduce(w["o"].outputs)]

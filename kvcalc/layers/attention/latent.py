@@ -169,7 +169,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
             results += self._expanded(expanded, w, 1 - absorbed.present)
         if "gate" in w:
             results.append(p.gemm("gate", w["gate"]))
-            results.append(p.gating(p.tokens * heads * self.v_head_dim))
+            results.append(p.activation("gating", p.tokens * heads * self.v_head_dim, 2))
         return [*results, p.gemm("o", w["o"]), *p.all_reduce(p.width)]
 
     def _visible(self, new: Num, past: Num) -> Num:

@@ -125,7 +125,6 @@ class Engram(Sublayer, frozen=True, tag="engram"):
             p: The forward pass: sequences, storage formats, parallel ranks, number of such layers.
         """
         read = p.tokens * self.hashes * self.table_width
-        mixed = p.tokens * self.streams * p.width
         w = self.local_weights(p)
         lookup = p.vector(
             "engram_lookup",
@@ -134,7 +133,7 @@ class Engram(Sublayer, frozen=True, tag="engram"):
             0,
             p.tokens * self.hashes * p.formats.row_bytes(w["engram_table"]),
         )
-        gates = p.vector("engram_gate", 2 * mixed, mixed, 8 * mixed)
+        gates = p.activation("engram_gate", p.tokens * self.streams * p.width, 2)
         return [lookup, p.gemm("engram_kv", w["engram_kv"]), gates]
 
 

@@ -15,7 +15,6 @@ from kvcalc.library.huggingface.config import Config, facts
 from kvcalc.library.huggingface.types.general_rules import check_settled, is_silent
 from kvcalc.library.huggingface.types.model_type import Type
 from kvcalc.model.model import Model
-from kvcalc.records import JsonObject
 
 MAX_KEYS_SHOWN = 40
 # Names of lengths, which are no weights.
@@ -251,7 +250,7 @@ def _without_defaults(value: Any) -> Any:
     if not isinstance(value, msgspec.Struct):
         return value
     tag = value.__struct_config__.tag
-    fields: JsonObject = {"type": tag} if tag else {}
+    fields = {"type": tag} if tag else {}
     for field in msgspec.structs.fields(value):
         item = getattr(value, field.name)
         default = field.default

@@ -268,7 +268,7 @@ class Storage:
         """
         exceptions = _NOT_QUANTIZED
         covers = self.formats
-        tables: list[Quantization] = []
+        tables = []
         if self.groups:
             covers = {}
             for kind, pairs in kinds.items():

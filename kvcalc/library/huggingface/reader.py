@@ -188,7 +188,7 @@ def _model(c: Config, entry: Type, name: str, resolved: ModelType) -> tuple[Mode
     dtype, dtype_notes = _dtype(c)
     storage = Storage(c)
     kinds, pattern, quantization = _layers(c, entry, storage, bool(resolved.pooling))
-    fields: JsonObject = {
+    fields = {
         "name": name,
         "family": family,
         "model_type": family,
@@ -293,7 +293,7 @@ def kind_names(kinds: list[Layer]) -> list[str]:
     ]
     has_networks = len(set(networks)) > 1
     has_mixers = len(set(mixers)) > 1 or not has_networks
-    names: list[str] = []
+    names = []
     uses: Counter[str] = Counter()
     for layer, mixer, network in zip(kinds, mixers, networks, strict=True):
         words = mixer * has_mixers, network * has_networks, "shared" * layer.shares_cache

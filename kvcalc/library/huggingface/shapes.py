@@ -146,7 +146,7 @@ def cycle(key: str, kinds: dict[str, str]) -> Order:
 
     def order(c: Config) -> list[str]:
         text = c.raw(key)
-        items: Any = text if isinstance(text, str) else c.items(key)
+        items = text if isinstance(text, str) else c.items(key)
         if not items:
             return [FULL] * c.layers
         check_names(c, key, items, kinds)
@@ -342,7 +342,7 @@ def latent(
         **fields: Further fields of the class `spec` → rule, formula or literal.
     """
     index = _INDEX_KEYS if issubclass(spec, Sparse) else ()
-    keys: dict[str, Field] = {name: name for name in (*_LATENT_KEYS.split(), *index)}
+    keys = {name: name for name in (*_LATENT_KEYS.split(), *index)}
     return mixer(spec, **(keys | {"qkv_bias": bias, "o_bias": bias} | fields))
 
 

@@ -63,7 +63,7 @@ from kvcalc.arithmetic import (
 )
 from kvcalc.layers.cost import ExpertsShape
 from kvcalc.records import Settings
-from kvcalc.storage.formats import table_rows
+from kvcalc.storage.formats import read_shapes, table_rows
 from kvcalc.storage.quantization import family
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
@@ -193,9 +193,9 @@ def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> Exp
 
 
 # tiles of autotuned grouped products
-AUTOTUNED_TILES = ((16, 128), (32, 128), (64, 128), (128, 128))
+AUTOTUNED_TILES = read_shapes("16x128 32x128 64x128 128x128")
 # Tiles if the engine ships a tuned file.
-TUNED_TILES = ((16, 64), (16, 128), (32, 128), (64, 128), (128, 128), (128, 256))
+TUNED_TILES = read_shapes("16x64 16x128 32x128 64x128 128x128 128x256")
 MAX_TILE_FILL = 0.9  # Marlin: share of a tile's rows that an expert's mean pairs may fill
 TilePlan = tuple[Array, Array, Array]  # number of tiles, and rows and columns of a tile
 

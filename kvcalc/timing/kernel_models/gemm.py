@@ -37,6 +37,7 @@ import math
 from typing import Any, ClassVar
 
 from kvcalc.arithmetic import ceil, is_any, least_over, maximum, minimum, where
+from kvcalc.storage.formats import read_shapes
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     Arrays,
@@ -46,17 +47,9 @@ from kvcalc.timing.kernel_models.kernel_model import (
     pnorm,
 )
 
-FP8_TILES = (
-    (64, 64),
-    (64, 128),
-    (128, 64),
-    (64, 256),
-    (256, 64),
-    (128, 128),
-    (128, 256),
-    (256, 128),
-)
-BF16_TILES = (*FP8_TILES, (32, 64), (64, 32), (32, 128), (128, 32), (96, 128), (128, 96))
+# rows and columns of a tile
+FP8_TILES = read_shapes("64x64 64x128 128x64 64x256 256x64 128x128 128x256 256x128")
+BF16_TILES = FP8_TILES + read_shapes("32x64 64x32 32x128 128x32 96x128 128x96")
 SPLITS = (1, 2, 4, 8, 16)
 MIN_DEPTH = 64  # k of one pipeline stage
 ROUNDING = 1e-9  # share of a time, more than its rounding error
@@ -92,7 +85,7 @@ class Gemm(KernelModel, frozen=True, tag="gemm"):
         tr 0.2 30
         r 1e4 1e6
     """
-    TILES: ClassVar[tuple[tuple[int, int], ...]] = BF16_TILES
+    TILES: ClassVar[list[tuple[int, ...]]] = BF16_TILES
 
     t0: float = 2.6
     ec: float = 0.8

@@ -109,7 +109,7 @@ def apply_settling_changes(c: Config, changes: list[str]) -> None:
 
 def _layer_types(text: str, c: Config) -> list[str]:
     """Return the type of each layer: `2 a, b` makes a, a, b, a, a, b in a stack of six."""
-    period: list[str] = []
+    period = []
     for item in text.split(","):
         match = re.fullmatch(r"\s*(?:(\d{1,4})\s+)?(\w+)\s*", item)
         if not match:

@@ -4,13 +4,10 @@
 rules and their sources.
 """
 
-from typing import Any
-
 from kvcalc.layers.recurrent.convolution import ngram_rows
 from kvcalc.library.huggingface.config import Config, Field
 from kvcalc.library.huggingface.shapes import FULL, LINEAR, SLIDING, check_names
 
-HYBRID = "hybrid"  # a layer with a recurrence and with attention
 LETTERS = {"M": LINEAR, "E": "moe", "*": FULL, "-": "mlp"}
 
 
@@ -140,7 +137,7 @@ def v4_order(c: Config) -> list[str]:
     Raises:
         UserError: The list is too short or has an unknown type.
     """
-    names: list[Any] | None = c.items("layer_types")
+    names = c.items("layer_types")
     if names is None and c.items("compress_ratios") is not None:
         names = [RATIO_TYPES.get(ratio, str(ratio)) for ratio in c.sizes("compress_ratios")]
     if names is None:

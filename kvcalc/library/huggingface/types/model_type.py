@@ -161,7 +161,7 @@ def resolve(node: Any) -> Any:
         return FUNCTIONS[name](*map(resolve, argument))
     if not isinstance(argument, dict) or is_call(argument):
         return FUNCTIONS[name](resolve(argument))
-    options: JsonObject = {key: resolve(value) for key, value in argument.items()}
+    options = {key: resolve(value) for key, value in argument.items()}
     if "spec" in options:
         options["spec"] = PARTS[options["spec"]]
     if name in PARTS:
