@@ -34,6 +34,7 @@ from kvcalc.report.text.tables import (
     percent,
     plural,
     predictions_first,
+    ratio,
     records_that_fit,
     reduction_words,
     seconds,
@@ -156,6 +157,7 @@ def _size_sentence(
             return answer_sentence(
                 f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
                 f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
+                f", {ratio(most / least)} as much" if least else "",
             )
         sentence = f"{subject} {size} to {format_bytes(most)} {cache}"
         return answer_sentence(sentence, f", the least with {smallest}")

@@ -10,18 +10,22 @@ from kvcalc.layers.cost import Role
 from kvcalc.planning.comparison import SHAPE
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import Figure
-from kvcalc.records.roofline import AttentionRecord, OperatorRecord
-from kvcalc.report.row_names import DEPLOYMENT, equal_records, sides
+from kvcalc.records.roofline import AttentionRecord, OperatorRecord, RooflineRecord
+from kvcalc.report.row_names import DEPLOYMENT, WORDING, equal_records, sides
 from kvcalc.report.text.table_layout import Column, Table
 from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
+    comparable_records,
     distinct_values,
     footnotes,
     kernel_seconds,
+    marked_columns,
     memory_sentences,
     pass_details,
     pass_notes,
+    predictions_first,
+    records_that_fit,
     whole,
 )
 from kvcalc.timing.deployment import TimedDeployment
@@ -44,6 +48,14 @@ ROOFLINE_COLUMNS = columns(
     "operator layer time_s share roofline_s bound intensity flops bytes count overhead | "
     "shape vector_flops weight_bytes cache_bytes activation_bytes",
 )
+SUMMARY_COLUMNS = columns(
+    RooflineRecord,
+    "model gpu tensor_parallel_size dtype kv_cache_dtype engine batch_size context time_s "
+    "roofline_s bound intensity flops bytes",
+    inputs="model gpu tensor_parallel_size dtype kv_cache_dtype engine batch_size context",
+)
+PASS_WORDING = {**WORDING, "context": "context {:,}"}
+PASS_KEYS = (*DEPLOYMENT, "batch_size", "context")
 BYTES = {
     "weights": "weight_bytes",
     "KV cache": "cache_bytes",
@@ -56,6 +68,8 @@ SIZES = {"decode": "batch {:,}", "prefill": "{:,} tokens"}
 def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Iterator[Table]:
     """Yield a table of operators for each forward pass: its operators, their parts, and the total.
 
+    Of several passes, the first table compares the totals.
+
     A part is one operation of a fused operator, as if it ran in a kernel of its own. The record of
     a fused operator contains its parts. A footnote names the smallest compute-bound sizes.
 
@@ -63,7 +77,11 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
         passes: (deployment, batch, records) of each pass. The records are one per operator, then
             their total.
     """
-    names = sides([records[-1] for *_, records in passes], DEPLOYMENT[2:6]).names
+    totals = [records[-1] for *_, records in passes]
+    if len(totals) > 1:
+        summary_columns = marked_columns(totals, SUMMARY_COLUMNS)
+        yield Table(totals, summary_columns, _summary_sentence(totals), [""])
+    names = sides(totals, DEPLOYMENT[2:6]).names
     for name, (deployment, _, records) in zip(names, passes, strict=True):
         total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
         rows = []
@@ -113,7 +131,26 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
     if total["cache_bytes"] > total["weight_bytes"]:
         read = f", and {total['cache_bytes'] / total['bytes']:.0%} of its bytes are KV cache"
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
+    if total["fits"] is False:
+        read, ffn = ", but does not fit in GPU memory", ""
     return answer_sentence(f"{subject} takes {at_least}{time}", limit, read, ffn)
+
+
+def _summary_sentence(totals: Records) -> str:
+    """Return a sentence on the fastest and the slowest of several passes, and on their bounds."""
+    comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
+    names = sides(comparable, PASS_KEYS, PASS_WORDING).names
+    times = [total["time_s"] or total["roofline_s"] for total in comparable]
+    fastest = names[times.index(min(times))].replace(", ", " and ")
+    bounds = [total["bound"] for total in totals]
+    limit = f", and {bounds.count('memory')} of {len(bounds)} are memory-bound"
+    if len(set(bounds)) == 1:
+        limit = f", and is always {bounds[0]}-bound"
+    at_least = "at least " * (comparable[0]["time_s"] is None)
+    span = " to ".join(dict.fromkeys(map(kernel_seconds, (min(times), max(times)))))
+    models = " and ".join(distinct_values(totals, "model"))
+    subject = f"A {PHASES[totals[0]['phase']]} of {models}"
+    return answer_sentence(f"{subject} takes {at_least}{span}, the least with {fastest}", limit)
 
 
 def _ordered_columns(records: Records) -> list[Column]:

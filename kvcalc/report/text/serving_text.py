@@ -139,8 +139,7 @@ def _per_server(records: Records, describe: Callable[[Record], str]) -> list[str
 
 
 def _latency_sentence(records: Records) -> str:
-    """Return a sentence on the fastest deployment for the first request, with the further requested
-    figures."""
+    """Return a sentence on the fastest deployment for the first request, with further figures."""
     first = records[0]
     timed = [r for r in comparable_records(records) if r["e2e_s"]]
     equal = equal_records(timed, first, *LOAD_WORDING)
@@ -183,6 +182,7 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
+    clauses += [] if at_least else _bound_clauses(equal_records(records, first, *LOAD_WORDING))
     loads = equal_records(timed, best, *DEPLOYMENT)
     if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
         figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
@@ -198,6 +198,16 @@ def _latency_sentence(records: Records) -> str:
     server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {work}"
     return answer_sentence(start, *([misfit] if misfit else clauses))
+
+
+def _bound_clauses(records: Records) -> list[str]:
+    """Return a clause on the time of each record whose times are datasheet bounds."""
+    names = sides(records).names
+    return [
+        f", and at least {seconds(record['e2e_s'])} with {name}"
+        for record, name in zip(records, names, strict=True)
+        if record["time_basis"] == BOUND and record["e2e_s"]
+    ]
 
 
 def _bound_words(record: Record) -> tuple[str, str]:
