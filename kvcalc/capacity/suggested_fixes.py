@@ -326,8 +326,10 @@ def _missing(result: Fit) -> str:
 
 
 def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
-    """Yield changes on the same GPUs: a larger share, a smaller cache format and smaller weights,
-    the smallest change first.
+    """Yield changes on the same GPUs: fewer sequences of the engine, a larger share, a smaller
+    cache format and smaller weights, the smallest change first.
+
+    Fewer sequences help because the engine reserves working memory for each.
 
     If other processes leave less free memory than the share, yield the largest share that is free.
     """
@@ -337,6 +339,9 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
         if free_share > 0:
             yield request.changed(gpu_memory_utilization=free_share)
         return
+    num_seqs = result.options.requested_num_seqs
+    if num_seqs > 1 and not result.options.max_num_seqs:
+        yield request.changed(max_num_seqs=num_seqs)
     if result.options.flash_attn == "off":
         yield request.changed(flash_attn="on")
     is_larger = share and result.utilization < share <= MAX_SHARE
