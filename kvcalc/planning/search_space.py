@@ -20,12 +20,12 @@ from kvcalc.question.options import (
     check_known,
     check_number,
     items_of,
-    parse_number,
     read_question,
     read_questions,
     spelled,
 )
 from kvcalc.question.plan_options import Requirement, SpaceOptions
+from kvcalc.serving.request_latency import prices_of
 from kvcalc.serving.speculation import ACCEPTANCE, draft_model
 
 GPUS_PER_SERVER = 8  # if the preset does not say how many GPUs a link joins
@@ -271,7 +271,7 @@ def question_of(models: Sequence[Model], options: Mapping[str, Any]) -> PlanQues
             "disaggregated prefill needs answers of 2 tokens or more",
             "Give --input-len and --output-len",
         )
-    return PlanQuestion(needs, space, prices_of(",".join(space_options.price_per_hour), gpus))
+    return PlanQuestion(needs, space, prices_of(space_options.price_per_hour, gpus))
 
 
 def _gpus(space_options: SpaceOptions) -> list[Gpu]:
@@ -311,34 +311,3 @@ def _drafts(space_options: SpaceOptions) -> list[Speculation | None]:
         Speculation(*values) for values in product(models, counts, acceptances or [ACCEPTANCE])
     ]
     return [None, *drafts] if "none" in space_options.draft else [*drafts]
-
-
-def prices_of(text: str, gpus: Sequence[Gpu]) -> dict[str, float]:
-    """Parse the option `--price-per-hour` into prices per GPU and hour, by name of the GPU model.
-
-    Args:
-        text: "h100=2.5,h200=3" in any currency, or one number for one GPU model. "" gives no
-            prices.
-        gpus: The GPU models of the plan.
-
-    Raises:
-        UserError: A GPU is unknown, a price is wrong, or one number is for several GPU models.
-    """
-    if not text:
-        return {}
-    if "=" in text:
-        words = [word.partition("=") for word in items_of(text, "price-per-hour")]
-        pairs = [(name, price) for name, _, price in words]
-    elif ":" in text or len(gpus) != 1:
-        problem = "not a price" if ":" in text else f"one price for {len(gpus)} GPU models"
-        raise UserError(f"price-per-hour {text!r} is {problem}", "Write h100=2.5,h200=3.1")
-    else:
-        pairs = [(gpus[0].name, text)]
-    known = {gpu.name: gpu for gpu in gpus}
-    prices = {}
-    for name, word in pairs:
-        gpu = known.get(name.strip()) or load_gpu(name)
-        prices[gpu.name] = parse_number(word, f"price of {gpu.name}")
-        if not prices[gpu.name]:
-            raise UserError(f"price of {gpu.name} {word!r} is not above 0")
-    return prices

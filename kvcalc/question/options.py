@@ -239,6 +239,8 @@ class Parameter(NamedTuple):
         if self.parse:
             return self.parse(str(value), name)
         kind = get_args(self.type)[0] if self.is_tuple else self.type
+        if kind is str:
+            return str(value)
         try:
             return msgspec.convert(value, kind, strict=False)
         except msgspec.ValidationError as error:

@@ -59,7 +59,8 @@ class LatencyOptions(Question, frozen=True):
             draft.
         acceptance_rate: Share of draft tokens that is accepted; None for 0.8. Needs a draft.
         cpu_offload_gb: GiB of each GPU's weights in CPU memory.
-        price_per_hour: Price of one GPU per hour; 0 if unknown.
+        price_per_hour: Price of a GPU per hour, as `2.5`, or for each GPU model as `h100=2.5`; ()
+            if unknown.
     """
 
     input_len: Tokens = 2000
@@ -73,7 +74,7 @@ class LatencyOptions(Question, frozen=True):
     num_speculative_tokens: OptionalTokens = 0
     acceptance_rate: float | None = None
     cpu_offload_gb: float = 0.0
-    price_per_hour: float = 0.0
+    price_per_hour: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
@@ -216,7 +217,8 @@ class ServerSettings(Question, frozen=True):
         kv_cache_memory_bytes: Bytes of the cache per GPU; None for the budget that `fit` computes.
         slo_ttft: Target for the time to the first token (TTFT) in seconds; 0 sets no target.
         slo_tpot: Target for the time per further output token (TPOT) in seconds; 0 sets no target.
-        price_per_hour: Price of one GPU per hour; 0 if unknown.
+        price_per_hour: Price of a GPU per hour, as `2.5`, or for each GPU model as `h100=2.5`; ()
+            if unknown.
         draft: Draft for speculative decoding: a model, `layers=N` (the target's first N layers) or
             `mtp`; '' for none.
         num_speculative_tokens: Draft tokens per decode step. 0 means the number of prediction
@@ -234,7 +236,7 @@ class ServerSettings(Question, frozen=True):
     kv_cache_memory_bytes: OptionalBytes = None
     slo_ttft: OptionalSeconds = 0.0
     slo_tpot: OptionalSeconds = 0.0
-    price_per_hour: float = 0.0
+    price_per_hour: tuple[str, ...] = ()
     draft: str = ""
     num_speculative_tokens: int = 0
     acceptance_rate: float | None = None

@@ -21,11 +21,13 @@ from kvcalc.arithmetic import Num, Points
 from kvcalc.capacity.fit_records import batch_memory
 from kvcalc.capacity.memory_budget import offloaded_bytes
 from kvcalc.errors import UserError
-from kvcalc.gpu.gpu import roofline, total_seconds
+from kvcalc.gpu.gpu import Gpu, roofline, total_seconds
 from kvcalc.layers.batch import Batch
+from kvcalc.library.load import load_gpu
 from kvcalc.model.memory import fullest_stage
 from kvcalc.model.model import Model
 from kvcalc.model.precision import stored_as
+from kvcalc.question.options import parse_number
 from kvcalc.question.serving_options import LatencyOptions, check_steps
 from kvcalc.records import Record
 from kvcalc.serving.speculation import (
@@ -276,6 +278,34 @@ def _exact_sum(values: Num, count: int) -> int:
     return (int(high.sum()) << 26) + int(low.sum())
 
 
+def prices_of(words: Sequence[str], gpus: Sequence[Gpu]) -> dict[str, float]:
+    """Parse the option `--price-per-hour` into prices per GPU and hour, by name of the GPU model.
+
+    Args:
+        words: Prices in any currency, such as ("h100=2.5", "h200=3"), or one number for one GPU
+            model. () gives no prices.
+        gpus: The GPU models of the question.
+
+    Raises:
+        UserError: A GPU is unknown, a price is wrong, or one number is for several GPU models.
+    """
+    text = ",".join(words)
+    if text and "=" not in text:
+        if ":" in text or len(gpus) != 1:
+            problem = "not a price" if ":" in text else f"one price for {len(gpus)} GPU models"
+            raise UserError(f"price-per-hour {text!r} is {problem}", "Write h100=2.5,h200=3.1")
+        words = [f"{gpus[0].name}={text}"]
+    known = {gpu.name: gpu for gpu in gpus}
+    prices = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        gpu = known.get(name.strip()) or load_gpu(name)
+        prices[gpu.name] = parse_number(number, f"price of {gpu.name}")
+        if not prices[gpu.name]:
+            raise UserError(f"price of {gpu.name} {number!r} is not above 0")
+    return prices
+
+
 def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:
     """Return the price of 10^6 output tokens, in the currency of `price_per_hour`.
 
@@ -420,9 +450,9 @@ def _per_token(
             "output_tokens_per_s": None,
             "sequences_per_s": size / e2e_s if e2e_s else None,
         }
-    if options.price_per_hour:
+    if price := prices_of(options.price_per_hour, [deployment.gpu]).get(deployment.gpu.name):
         record["cost_per_million_tokens"] = (
-            cost_per_million(options.price_per_hour, gpus, e2e_s, tokens) if e2e_s else None
+            cost_per_million(price, gpus, e2e_s, tokens) if e2e_s else None
         )
     energy_j = power * gpus * e2e_s / tokens if power and e2e_s else None
     return record | {"energy_per_token_j": energy_j}

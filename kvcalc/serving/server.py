@@ -20,7 +20,7 @@ from kvcalc.question.serving_options import ServerSettings, Workload
 from kvcalc.records import Record
 from kvcalc.serving.batching import Limits, ServerSetup
 from kvcalc.serving.cache_accounting import Log, Pool, make_pool
-from kvcalc.serving.request_latency import MAX_SUSTAINED_SHARE, cost_per_million
+from kvcalc.serving.request_latency import MAX_SUSTAINED_SHARE, cost_per_million, prices_of
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
 from kvcalc.serving.simulation import KVTransfer, Progress, Served, scheduling_of, simulate
 from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
@@ -278,6 +278,8 @@ class Server:
     ) -> None:
         self.deployment = deployment
         self.settings = settings
+        prices = prices_of(settings.price_per_hour, [deployment.gpu])
+        self.price = prices.get(deployment.gpu.name)
         self.policy = policy
         self.cache = cache
         self.prefix_hit_rate = load.prefix_hit_rate
@@ -458,9 +460,9 @@ class Server:
             "capacity_requests_per_s": self.saturation_rate,
             "cost_per_million_tokens": None,
         }
-        if settings.price_per_hour and record["output_tokens"]:
+        if self.price and record["output_tokens"]:
             record["cost_per_million_tokens"] = cost_per_million(
-                settings.price_per_hour,
+                self.price,
                 record["total_gpus"],
                 record["duration_s"],
                 record["output_tokens"],

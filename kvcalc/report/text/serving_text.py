@@ -168,6 +168,8 @@ def _latency_sentence(records: Records) -> str:
             f", and {at_least}{seconds(top['speculative_e2e_s'])} with draft {top['draft']}",
             f" if {top['acceptance_rate']:.0%} are accepted",
         ]
+    if cost := _cost(best, equal):
+        clauses.append(cost)
     if names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
@@ -176,8 +178,6 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
-    if cost := best.get("cost_per_million_tokens"):
-        clauses.append(f", and a million output tokens cost {at_least}{cost:,.2f}")
     if is_plain := best["tpot_s"] and not (drafted or best.get("speedup")):
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
@@ -328,16 +328,28 @@ def _sustained(summaries: Records) -> str:
     at_least, at_most = _bound_words(best)
     rate = f"{server} sustains {at_most}{digits(best['found_rate'])} requests/s"
     wait = f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
+    cost = _cost(best, equal)
     if goals:
-        rate, wait = f"{rate} with {goals}", " for 99% of requests" * (not _cost(best))
-    return answer_sentence(rate, _cost(best), wait)
+        rate, wait = f"{rate} with {goals}", " for 99% of requests" * (not cost)
+    return answer_sentence(rate, cost, wait)
 
 
-def _cost(record: Record) -> str:
-    """Return a clause with the cost of output tokens; '' without a price."""
+def _cost(record: Record, records: Records) -> str:
+    """Return a clause with the cost of output tokens, also of the cheapest other record; '' without
+    a price."""
     cost = record.get("cost_per_million_tokens")
-    at_least = _bound_words(record)[0]
-    return f", costing {at_least}{cost:,.2f} per million output tokens" if cost else ""
+    if not cost:
+        return ""
+    text = f", costing {_bound_words(record)[0]}{cost:,.2f} per million output tokens"
+    others = [
+        (other["cost_per_million_tokens"], name)
+        for other, name in zip(records, sides(records).names, strict=True)
+        if other is not record and other["cost_per_million_tokens"]
+    ]
+    if others:
+        cost, name = min(others)
+        text += f" and {cost:,.2f} with {name}" * bool(name)
+    return text
 
 
 def _server_name(record: Record, records: Records) -> str:
@@ -423,7 +435,7 @@ def _served(records: Records) -> str:
         )
         if best["diverges"] is False and not at_most:
             work = f"keeps up with {best['rate'] or best['requests_per_s']:.4g} requests/s"
-        start = f"{server} {work}{_cost(best)}"
+        start = f"{server} {work}{_cost(best, equal)}"
         clauses = [f", {ratio(factor)} {faster} {names[-1] or 'the slowest'}"] * is_best
         if goals:
             share = f"{at_most}{best['slo_attainment']:.1%} of"
