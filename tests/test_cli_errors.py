@@ -37,7 +37,7 @@ ERRORS = [
     ("size gpt2 --dtype int4", "unknown dtype 'int4'. Weights stored so are --quantization int4"),
     ("size gpt2 -q 4bit", "unknown quantization '4bit'. 4-bit formats: int4, awq, "),
     ("size gpt2 --layers 6", "Change a model with --set layers=6"),
-    ("serve gpt2 --price-per-hour $2.50", "'$2.50' is not a number."),
+    ("serve gpt2 --price-per-hour $2.50", "price of h100-sxm '$2.50' is not a number from 0 up"),
     ("plan gpt2 --users 1 --context 1k --price-per-hour h100:2.5", "price-per-hour 'h100:2.5' is not a price. Write h100=2.5,"),
     ("gpus ha100", "unknown gpu 'ha100'. Did you mean h100-sxm, a100-80gb"),
     *((f"size gpt2 --context {bad}", f"context '{bad}'") for bad in ("0", "-5", "nan", "inf", "1e3", "4.5", "4x", "10000g")),

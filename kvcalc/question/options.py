@@ -48,6 +48,14 @@ MIN_HOST_BYTES = 1 << 20  # a smaller number is probably GiB without the unit
 Tokens = Annotated[int, parse_tokens]
 
 
+def _keep_text(text: str, _: str) -> str:
+    """Return a price as it is. `prices_of` reads it, because only it knows the GPUs."""
+    return text
+
+
+Prices = Annotated[tuple[str, ...], _keep_text]
+
+
 class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How one option or argument appears on the command line: an entry of `options.json`.
 
@@ -239,8 +247,6 @@ class Parameter(NamedTuple):
         if self.parse:
             return self.parse(str(value), name)
         kind = get_args(self.type)[0] if self.is_tuple else self.type
-        if kind is str:
-            return str(value)
         try:
             return msgspec.convert(value, kind, strict=False)
         except msgspec.ValidationError as error:

@@ -6,7 +6,7 @@ import msgspec
 
 from kvcalc.errors import UserError
 from kvcalc.question.deployment_options import EngineName, gpu_count
-from kvcalc.question.options import MemoryShare, Question, Tokens
+from kvcalc.question.options import MemoryShare, Prices, Question, Tokens
 from kvcalc.units import parse_seconds, parse_tokens
 
 # sequences per replica that are tried if the users do not determine them
@@ -212,4 +212,4 @@ class SpaceOptions(Question, frozen=True):
     num_speculative_tokens: Annotated[Sizes, parse_tokens] = ()
     acceptance_rate: tuple[float, ...] = ()
     disaggregate: bool = False
-    price_per_hour: Names = ()
+    price_per_hour: Prices = ()

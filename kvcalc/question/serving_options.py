@@ -9,6 +9,7 @@ from kvcalc.question.options import (
     OptionalBytes,
     OptionalSeconds,
     OptionalTokens,
+    Prices,
     Question,
     Tokens,
 )
@@ -74,7 +75,7 @@ class LatencyOptions(Question, frozen=True):
     num_speculative_tokens: OptionalTokens = 0
     acceptance_rate: float | None = None
     cpu_offload_gb: float = 0.0
-    price_per_hour: tuple[str, ...] = ()
+    price_per_hour: Prices = ()
 
     def __post_init__(self) -> None:
         check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
@@ -236,7 +237,7 @@ class ServerSettings(Question, frozen=True):
     kv_cache_memory_bytes: OptionalBytes = None
     slo_ttft: OptionalSeconds = 0.0
     slo_tpot: OptionalSeconds = 0.0
-    price_per_hour: tuple[str, ...] = ()
+    price_per_hour: Prices = ()
     draft: str = ""
     num_speculative_tokens: int = 0
     acceptance_rate: float | None = None
