@@ -82,8 +82,7 @@ def test_the_longest_has_the_terms_of_its_own_length(unified: bool, asked_for: i
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "bloom-7b1", "gemma-4-e2b", "granite-4-h-micro"])
 def test_numbers_that_are_given_back_hold(model: str) -> None:
-    """Each printed number fits if it is requested: users at both ends of the range, the largest settings and the smallest
-    share."""
+    """Each printed number fits if it is requested: users at both ends of the range, largest settings and smallest share."""
     chance = random.Random(model)
     for engine in ENGINES[:3] * 2 + ENGINES[4:]:
         gpu, length = chance.choice(["a10", "h100", "mi300x"]), chance.choice([1, 16, 1000, 8192, 30_000])

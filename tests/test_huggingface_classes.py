@@ -50,8 +50,7 @@ def test_a_class_is_its_types_own_by_its_name() -> None:
 
 
 def test_a_classifier_of_a_type_with_code_of_its_own() -> None:
-    """If transformers has no class, the checkpoint's class decides. A class without a head in its name is then the whole
-    model."""
+    """If transformers has no class, the checkpoint's class decides. A class without a head in its name is the whole model."""
     heads = {"InternLMForCausalLM": False, "InternLMModel": False, "InternLMForSequenceClassification": True}
     for written, pooling in heads.items():
         assert read(model_type="internlm", bias=True, architectures=[written]).pooling is pooling

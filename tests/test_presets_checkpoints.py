@@ -145,8 +145,7 @@ def test_lent_rows_are_stored_once_and_read_by_every_layer(dtype: str, each: flo
 
 
 def test_who_reads_what_others_store_stays_on_their_stage() -> None:
-    """Layers 10 to 13 read the rows of layer 8, and 21 to 39 the rows of layer 20: two stages of 20 are possible, four are
-    not."""
+    """Layers 10 to 13 read the rows of layer 8, and 21 to 39 the rows of layer 20: two stages of 20 are possible, not four."""
     model = load_model("deepseek-v4.1-flash")
     assert forward(model, Batch.decode(1000), parallelism=Parallelism(pp=2))
     with pytest.raises(UserError, match=r"stage 2 of 4 .* reads cached rows that an earlier one stores"):

@@ -112,8 +112,7 @@ MOE = "gpu,framework,dtype,kernel_family,tokens,hidden,inter,topk,experts,moe_tp
 def test_experts_are_fitted_by_kernel_without_odd_rows_and_predicted_all(
     kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times are the kernel model's at a uniform router's load, except a fifth of the rows, which are odd and ten times as
-    long."""
+    """Times are the kernel model's at a uniform router's load, except for odd rows, a fifth, which are ten times as long."""
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path / "presets"))
     law, figures, lines = FusedMoe(tiles="marlin", bytes=0.5625), figures_of(load_gpu("h100")), []
     for i in range(60):

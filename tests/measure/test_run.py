@@ -48,8 +48,7 @@ def test_bytes_are_equal_in_every_record(name: str, phase: str, dtype: str) -> N
 
 
 def test_the_allocator_counts_a_tensor_that_nobody_told_it_of() -> None:
-    """64 MiB in blocks of the C library: headers and ends of pages add less than a thousandth. A freed tensor no
-    longer counts."""
+    """64 MiB in blocks of the C library: headers and ends of pages add less than a thousandth. A freed tensor does not count."""
     before = allocator_bytes(MACHINE)
     if not before:
         pytest.skip("no mallinfo2 on this system")

@@ -27,8 +27,7 @@ def finished(rows: list[tuple[float, int, int]], rate: float, budget: int, block
 
 
 def test_a_share_of_each_prompt_is_found_in_whole_blocks() -> None:
-    """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens, none is cached. At most all tokens except the last are
-    cached."""
+    """0.6 of 100 tokens are 60: 48 in blocks of 16. Of 5 tokens, none is cached. At most all tokens but the last are cached."""
     cache = PrefixCache(0.6, byte_pool(block=16))
     assert [cache.cached_tokens(prompt) for prompt in (100, 5, 32)] == [48, 0, 16]
     assert PrefixCache(1.0, byte_pool(block=16)).cached_tokens(32) == 31

@@ -157,8 +157,7 @@ servers = st.fixed_dictionaries({"max_num_seqs": st.integers(1, 6), "max_num_bat
 def test_conservation(
     load: list[tuple[float, int, int]], limits: dict[str, float], policy: str, budget: int, block: int, clients: int
 ) -> None:
-    """Every request ends once or is rejected. Every token is generated once. Blocks are never exceeded, and Little's law
-    holds."""
+    """Every request ends once or is rejected. Every token is generated once. Blocks are never exceeded. Little's law holds."""
     requests = asked(*load)
     pool = byte_pool(budget, block, most=200)
     run = served(requests, policy, pool, HandClock(0.5, 0.01), clients, **limits)

@@ -170,7 +170,7 @@ def _latency_sentence(records: Records) -> str:
         ]
     if cost := _cost(best, equal):
         clauses.append(cost)
-    if names[fast] != names[slow]:
+    if names[fast] != names[slow] and times[slow] > MIN_VISIBLE_RATIO * times[fast]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
     ttft = seconds(best["ttft_s"])
