@@ -151,18 +151,18 @@ class BatchedFitBuilder:
         options: The options of `fit`. The method `batches` replaces `max_model_len`.
         layouts: Cache layouts to reuse, as a dict that several builders share and extend. The keys
             are (tp, dcp, pp, defaults of the engine). Builders that share it must have equal model,
-            precision and options. None means a new dict.
+            precision and options.
 
     Raises:
         UserError: The engine cannot run the deployment.
     """
 
     def __init__(
-        self, deployment: TimedDeployment, options: FitOptions, layouts: Layouts | None = None
+        self, deployment: TimedDeployment, options: FitOptions, layouts: Layouts
     ) -> None:
         self.deployment, self.options = deployment, options
         self.run, self.release, _ = resolve_deployment(deployment, options)
-        self._layouts: Layouts = {} if layouts is None else layouts
+        self._layouts = layouts
 
     def batches(self, gpus: Sequence[Gpu], length: int) -> list[BatchedFit]:
         """Return one `BatchedFit` for each group of GPU models with equal cache layouts.

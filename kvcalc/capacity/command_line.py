@@ -50,13 +50,7 @@ PUBLISHED_QUANTIZATIONS = """
     compressed-tensors modelopt modelopt_fp4 modelopt_mixed fbgemm_fp8 gguf auto-round auto_round
     quark mxfp4 inc torchao ptpc_fp8 w8a8_fp8 w8a8_int8 petit_nvfp4 qoq humming gpt_oss_mxfp4 none
 """
-QUANTIZATION_FORMATS = {
-    "bitsandbytes": "nf4",
-    "awq_marlin": "awq",
-    "gptq_marlin": "gptq",
-    "moe_wna16": "int4",
-    "marlin": "gptq",
-}
+QUANTIZATION_FORMATS = {"moe_wna16": "int4", "marlin": "gptq"}
 RANK_OPTIONS = ("tp", "pp", "dp", "dcp", "ep")
 
 

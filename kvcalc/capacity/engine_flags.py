@@ -17,7 +17,7 @@ from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError
 from kvcalc.model.model import Model
 from kvcalc.records import Settings
-from kvcalc.storage.formats import canonical
+from kvcalc.storage.formats import canonical, first_words
 from kvcalc.timing.deployment import TimedDeployment
 
 # Mappings whose keys can be flags: --speculative-config.method mtp
@@ -86,9 +86,19 @@ READERS: dict[str, Callable[[str], Any]] = {
 # kinds of formats, with the engine's names that are not kvcalc's
 FORMAT_NAMES: dict[str, dict[str, str]] = {
     "format": {},
-    "torch": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
-    "ggml": {"fp16": "f16", "fp32": "f32"},
-    "sglang": {"fp8": "fp8_e4m3", "fp8_ds_mla": "fp8_e4m3", "nvfp4": "fp4_e2m1"},
+    "torch": first_words("""
+        bfloat16  bf16
+        float16   fp16
+        float32   fp32
+    """),
+    "ggml": first_words("""
+        f16  fp16
+        f32  fp32
+    """),
+    "sglang": first_words("""
+        fp8_e4m3  fp8 fp8_ds_mla
+        fp4_e2m1  nvfp4
+    """),
 }
 
 

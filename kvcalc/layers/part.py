@@ -236,14 +236,13 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
             raise TypeError(
                 f"{type(self).__name__} lists no operators over the rows of tokens that it caches"
             )
-        states = sum(
-            p.heads(e.heads) * e.width * e.limit for e in entries if e.role != "conv_state"
-        )
-        columns = sum(
-            p.heads(e.heads) * e.width * (e.limit + 1)
-            for e in entries
-            if e.role == "conv_state"
-        )
+        states = columns = 0
+        for e in entries:
+            width = p.heads(e.heads) * e.width
+            if e.role == "conv_state":
+                columns += width * (e.limit + 1)
+            else:
+                states += width * e.limit
         cost = p.cache(entries)._replace(
             flops=self.STATE_FLOPS * states * p.tokens,
             vector_flops=2 * (states + columns) * p.tokens,

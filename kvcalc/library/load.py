@@ -414,7 +414,7 @@ def _presets(kind: str, spec: type[Checked], names: Sequence[str]) -> list[Check
     return [read(path, spec) for name, path in files.items() if not names or name in names]
 
 
-def all_models(family: str = "", attention: str = "", names: Sequence[str] = ()) -> list[Model]:
+def all_models(family: str, attention: str, names: Sequence[str]) -> list[Model]:
     """Return the models of all matching presets, by family and then by rising parameter count.
 
     Args:

@@ -116,7 +116,7 @@ class RowFamily(NamedTuple):
     """
 
     columns: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
+    shapes: list[tuple[int, ...]]
     rows: int
 
 
@@ -129,15 +129,15 @@ LENGTHS = [2**e for e in range(4, 18)]
 DECODE_BATCHES, PREFILL_BATCHES = (1, 4, 16, 64, 256), (1, 2, 8)
 
 
-def _attention_shapes(batches: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    return tuple((b, *heads, n, 0) for b, heads, n in product(batches, HEADS, LENGTHS))
+def _attention_shapes(batches: tuple[int, ...]) -> list[tuple[int, ...]]:
+    return [(b, *heads, n, 0) for b, heads, n in product(batches, HEADS, LENGTHS)]
 
 
 ATTENTION_COLUMNS = ("batch", "q_heads", "kv_heads", "head_dim")
 FAMILIES = {
     "gemm": RowFamily(
         ("m", "n", "k"),
-        tuple((2**e, *matrix) for e, matrix in product(range(14), MATRICES)),
+        [(2**e, *matrix) for e, matrix in product(range(14), MATRICES)],
         rows=48,
     ),
     "decode_attention": RowFamily(

@@ -90,7 +90,11 @@ TYPES = {int(row[0]): row[1] for row in _TYPE_ROWS}
 MIXES = {row[1]: row[2] for row in _FILE_TYPE_ROWS}
 FILE_TYPES = {int(row[0]): row[1] for row in _FILE_TYPE_ROWS} | {32: "bf16"}
 IMATRIX = "+imatrix"
-_ALIASES = {"q3_k": "q3_k_m", "q4_k": "q4_k_m", "q5_k": "q5_k_m"}
+_ALIASES = first_words("""
+    q3_k_m  q3_k
+    q4_k_m  q4_k
+    q5_k_m  q5_k
+""")
 _NEED_IMATRIX = {row[1] for row in _FILE_TYPE_ROWS if row[-1] == "imatrix"}
 
 

@@ -398,7 +398,12 @@ _SAME_LOSS = first_words("""
     int4  awq gptq int4_group32
     fp8   fp8_block128 fp8_per_channel
 """)
-_CACHES = {"fp8": "fp8", "int8": "int8", "int4": "int4", "nvfp4": "fp4", "mxfp4": "fp4"}
+_CACHES = first_words("""
+    fp8   fp8
+    int8  int8
+    int4  int4
+    fp4   nvfp4 mxfp4
+""")
 
 
 def cache_family(format_: str) -> str:

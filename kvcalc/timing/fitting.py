@@ -277,12 +277,12 @@ UNTRUSTED = {
         "bandwidth"
     )
 }
-# Kernels of latent attention that vLLM 0.24 shares with other stacks: (stack, kernel, cache) of
+# Kernels of latent attention that vLLM 0.24 shares with other stacks: stack/kernel/cache of
 # their rows. On Hopper FlashAttention-3 and FlashMLA, on Blackwell TensorRT-LLM's kernels in
 # FlashInfer.
 SHARED_LATENT_KERNELS = {
-    "Hopper": (("sglang", "flash_attention", "bfloat16"), ("trtllm", "default", "fp8")),
-    "Blackwell": (("sglang", "trtllm_mla", "bfloat16"), ("sglang", "trtllm_mla", "fp8")),
+    "Hopper": "sglang/flash_attention/bfloat16 trtllm/default/fp8",
+    "Blackwell": "sglang/trtllm_mla/bfloat16 sglang/trtllm_mla/fp8",
 }
 ERROR_FIELDS = [name for name in KernelModelEntry.__struct_fields__ if name.endswith("_error")]
 
@@ -601,9 +601,10 @@ def select_rows(
 
     shared_rows = []
     if stack == "vllm" and not any(row.op == "mla_decode" for row in own_rows):
-        kernels = SHARED_LATENT_KERNELS.get(gpu.architecture.partition(" ")[0], ())
+        kernels = SHARED_LATENT_KERNELS.get(gpu.architecture.partition(" ")[0], "").split()
         for row in rows:
-            if row.op == "mla_decode" and (row.framework, row.kernel, row.dtype) in kernels:
+            name = f"{row.framework}/{row.kernel}/{row.dtype}"
+            if row.op == "mla_decode" and name in kernels:
                 shared_rows.append(row._replace(version=""))
     if shared_rows:
         names = ", ".join(sorted({row.framework for row in shared_rows}))

@@ -23,6 +23,7 @@ layers/sparse_attn_indexer.py of vLLM 0.22 and 0.31.
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import at_least, by_number, doublings, floor_div, maximum, minimum
@@ -40,7 +41,7 @@ from kvcalc.layers.weights import Formats, Weight, WeightKind
 from kvcalc.model.memory import checkpoint_share, walk_stage
 from kvcalc.model.model import Model, memoized
 from kvcalc.model.pipeline import stages
-from kvcalc.storage.formats import first_words
+from kvcalc.storage.formats import first_words, read_table
 from kvcalc.storage.quantization import WeightFormat
 
 # that a pass without a cache keeps free for an indexer (envs.py: VLLM_SPARSE_INDEXER_MAX_LOGITS_MB)
@@ -307,17 +308,21 @@ DEFAULT_SMS = 128  # if the GPU's preset has no number
 UNSEEN_SHARE = 0.03
 
 
-class Constants(NamedTuple):
+class Constants(msgspec.Struct, frozen=True):
     """Fitted constants of one estimate of vLLM's memory per GPU. They are GiB unless stated.
 
     There is one set for each of the estimates "low", "middle" and "high". The constants have no
     source, but are fitted to published starts (docs/reference/vllm-startups.md).
 
     Attributes:
+        name: The estimate.
         libraries: Memory of libraries outside torch's allocator.
         states: Added to `libraries` for models with recurrent states.
-        collectives: Buffers of collectives on 1, 2, 4 and 8 GPUs.
-        pcie: Share of `collectives` that counts if no fast link joins the GPUs, from 0 to 1.
+        two_gpus: Buffers of collectives on two GPUs.
+        four_gpus: Buffers of collectives on four GPUs.
+        eight_gpus: Buffers of collectives on eight GPUs.
+        pcie: Share of the buffers of collectives that counts if no fast link joins the GPUs, from 0
+            to 1.
         graphs: Constant part of the estimate of CUDA graphs.
         per_width: Part of the estimate of CUDA graphs per 1024 of hidden size ÷ tensor-parallel
             ranks.
@@ -327,34 +332,26 @@ class Constants(NamedTuple):
             in the high estimate.
     """
 
-    libraries: float = 0.13
-    states: float = 0.35
-    collectives: tuple[float, float, float, float] = (0.0, 0.42, 1.2, 1.7)
-    pcie: float = 0.5
-    graphs: float = 0.07
-    per_width: float = 0.11
-    per_layer: float = 0.0
-    margin: float = 0.0
+    name: str
+    libraries: float
+    states: float
+    two_gpus: float
+    four_gpus: float
+    eight_gpus: float
+    pcie: float
+    graphs: float
+    per_width: float
+    per_layer: float
+    margin: float
 
 
-CONSTANTS = {
-    "low": Constants(
-        libraries=0.25,
-        collectives=(0.0, 0.63, 1.8, 2.55),
-        pcie=0.8,
-        graphs=0.22,
-        per_layer=0.25,
-        margin=0.02,
-    ),
-    "middle": Constants(),
-    "high": Constants(
-        libraries=0.02,
-        collectives=(0.0, 0.252, 0.72, 1.02),
-        pcie=0.0,
-        graphs=0.0,
-        margin=-0.015,
-    ),
-}
+_CONSTANTS_TABLE = """
+    name    libraries states two_gpus four_gpus eight_gpus pcie graphs per_width per_layer margin
+    low     0.25      0.35   0.63     1.8       2.55       0.8  0.22   0.11      0.25      0.02
+    middle  0.13      0.35   0.42     1.2       1.7        0.5  0.07   0.11      0         0
+    high    0.02      0.35   0.252    0.72      1.02       0    0      0.11      0         -0.015
+"""
+CONSTANTS = read_table(_CONSTANTS_TABLE, Constants)
 
 
 def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
@@ -370,7 +367,8 @@ def memory(start: EngineStartup, estimate: str) -> MemoryBreakdown:
     constants, is_best = CONSTANTS[estimate], estimate == "high"
     activation, step = peak(start, is_best)
     num_gpus = start.ranks.tp * start.ranks.pp  # that exchange activations
-    collectives = constants.collectives[min(3, doublings(num_gpus))] * GIB
+    buffers = 0, constants.two_gpus, constants.four_gpus, constants.eight_gpus
+    collectives = buffers[min(3, doublings(num_gpus))] * GIB
     if not start.gpu.link_bytes_per_s:
         collectives *= constants.pcie
     libraries = constants.libraries + constants.states * memoized(start.model, has_states)

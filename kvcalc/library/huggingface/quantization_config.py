@@ -31,8 +31,6 @@ _ALGORITHMS = first_words("""
     fp8_per_channel    fp8_per_channel_per_token
 """)
 _METHODS = {
-    "mxfp4": "mxfp4",
-    "mxfp8": "mxfp8",
     "fbgemm_fp8": "fp8_per_channel",
     "eetq": "int8_weight_only",
     "": "mlx",  # MLX names no method, and no inference server loads its weights

@@ -563,7 +563,7 @@ def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> R
     def read(c: Config) -> tuple[Any, ...]:
         kinds = c.items("mlp_layer_types")
         if kinds is None:
-            return (then if is_true(condition, c) else otherwise)(c)
+            return pick(condition, then, otherwise)(c)
         if len(kinds) < c.layers or kinds[c.layer] not in ("sparse", "moe", "dense"):
             raise c.fail(
                 "mlp_layer_types",

@@ -63,7 +63,7 @@ from kvcalc.arithmetic import (
 )
 from kvcalc.layers.cost import ExpertsShape
 from kvcalc.records import Settings
-from kvcalc.storage.formats import read_shapes, table_rows
+from kvcalc.storage.formats import first_words, read_shapes, table_rows
 from kvcalc.storage.quantization import family
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
@@ -382,7 +382,11 @@ STORED_BYTES = {
     "nvfp4": 0.5625,
 }
 KERNELS = "triton oai marlin flashinfer cutlass"
-TILE_RULES = {"oai": "openai", "marlin": "marlin", "flashinfer": "menu", "cutlass": "menu"}
+TILE_RULES = first_words("""
+    openai  oai
+    marlin  marlin
+    menu    flashinfer cutlass
+""")
 # SGLang's Triton kernel has no 4-bit form before Blackwell: it expands mxfp4 to bf16 when it loads
 # the weights.
 EXPANDED_TO_BF16 = ("sglang", "w4a16_mxfp4/triton")
