@@ -9,7 +9,7 @@ import json
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,7 +91,7 @@ class Command(NamedTuple):
         return with_values(FitOptions(engine=self.engine), self.settings)
 
 
-def with_values(struct: Struct, values: Mapping[str, Any]) -> Struct:
+def with_values(struct: Struct, values: Settings) -> Struct:
     """Return a copy of a struct with new field values. Names that are not its fields are ignored.
 
     Args:
@@ -254,7 +254,7 @@ def _is_flag(word: str) -> bool:
 def interpret_flags(
     dialect: Dialect,
     model_words: str,
-    values: Mapping[str, Any],
+    values: Settings,
     changes: list[str] | None = None,
 ) -> Command:
     """Return the `Command` for the parsed flags of an engine: its model and kvcalc options.

@@ -151,7 +151,7 @@ def _find_servers(
             yield from _find_servers(value, inner, variables, seen)
 
 
-def _inner_scope(scope: Scope, node: Mapping[str, Any]) -> Scope:
+def _inner_scope(scope: Scope, node: JsonObject) -> Scope:
     """Return the scope inside a mapping. The mapping may state a name, a model and its
     parallelism."""
     sizes = mapping(node.get("parallelism"))
@@ -174,7 +174,7 @@ def _inner_scope(scope: Scope, node: Mapping[str, Any]) -> Scope:
 
 
 def _server(
-    node: Mapping[str, Any], scope: Scope, variables: Mapping[str, str]
+    node: JsonObject, scope: Scope, variables: Mapping[str, str]
 ) -> DeclaredServer | None:
     """Return the server of a container; None if it starts no known engine."""
     variables = {**variables, **_environment(node)}
@@ -208,7 +208,7 @@ def _server(
     )
 
 
-def _environment(node: Mapping[str, Any]) -> dict[str, str]:
+def _environment(node: JsonObject) -> dict[str, str]:
     """Return the variables of a container, from a mapping or a list of `NAME=value` (Compose), or
     from pairs of name and value (Kubernetes)."""
     environment = node.get("environment") or node.get("env")
@@ -240,7 +240,7 @@ def _engine_line(words: list[str]) -> list[str]:
     return words
 
 
-def _num_gpus(node: Mapping[str, Any]) -> int:
+def _num_gpus(node: JsonObject) -> int:
     """Return the number of GPUs of a container; 0 if unknown."""
     limits = mapping(lookup(node, ("resources", "limits"))).items()
     counts = [count for name, count in limits if name.endswith("/gpu")]

@@ -1,6 +1,6 @@
 """The options of `fit` with their checks: what an engine supports, and the files that they name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -14,6 +14,7 @@ from kvcalc.library.load import load_model
 from kvcalc.model.model import Model
 from kvcalc.question.fit_question import STATE_DTYPES, FitQuestion
 from kvcalc.question.options import read_questions, spelled
+from kvcalc.records import Settings
 from kvcalc.storage.formats import canonical
 from kvcalc.timing.deployment import TimedDeployment
 
@@ -197,7 +198,7 @@ class FitOptions(FitQuestion, frozen=True):
         return "" if dtype == "auto" else dtype
 
 
-def read_fit_options(values: Mapping[str, Any]) -> list[FitOptions]:
+def read_fit_options(values: Settings) -> list[FitOptions]:
     """Return the options of `fit` from typed values. Lists give one result per combination.
 
     Files that the values name, such as a draft model, are loaded. Example: `{"users": [1, 2],

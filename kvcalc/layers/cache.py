@@ -209,3 +209,6 @@ class CacheEntry(msgspec.Struct, frozen=True):
         if not self.grows:
             return 0
         return self.limit * self.ratio if self.limit else -1
+
+
+CacheEntries = tuple[CacheEntry, ...]

@@ -21,7 +21,7 @@ from kvcalc.layers.cost import (
 )
 from kvcalc.layers.part import Count, Size, Sublayer
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, WeightKind, vector
+from kvcalc.layers.weights import Weight, WeightKind, WeightsByName, vector
 
 
 class Dense(Sublayer, frozen=True, tag="dense"):
@@ -306,7 +306,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
         return [p.network(name, sent, away) for name in ("all_gather_tokens", "reduce_scatter")]
 
     def _fused(
-        self, p: Pass, w: dict[str, Weight], parts: list[Operator], tokens: Num, rows: Num
+        self, p: Pass, w: WeightsByName, parts: list[Operator], tokens: Num, rows: Num
     ) -> list[Operator]:
         """Return the experts as engines run them: products and activation in one operator.
 
@@ -359,7 +359,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
 
 def _network(
     p: Pass,
-    w: dict[str, Weight],
+    w: WeightsByName,
     tokens: Num,
     name: str = "",
     fraction: Real = 1,

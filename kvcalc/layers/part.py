@@ -10,10 +10,10 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntries, Span
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, WeightKind, matrix, table, vector
+from kvcalc.layers.weights import Weight, WeightKind, WeightsByName, matrix, table, vector
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none
@@ -109,7 +109,7 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
         """
         return _listed_weights(self, hidden_size)
 
-    def local_weights(self, p: Pass) -> dict[str, Weight]:
+    def local_weights(self, p: Pass) -> WeightsByName:
         """Return the share of each weight that one GPU stores for one layer, by weight name.
 
         It is the largest share of any GPU. `operators` computes the cost of matrix products from
@@ -167,14 +167,14 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
         pairs = (pair.split("=") for pair in self.LETTERS.split())
         return {letter: getattr(self, field) or 0 for letter, field in pairs}
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
         A kind of row is, for example, keys. The result is empty for an FFN.
         """
         return ()
 
-    def eviction_scores(self) -> tuple[CacheEntry, ...]:
+    def eviction_scores(self) -> CacheEntries:
         """Return what one layer stores per sequence to select tokens to evict: entries for scores.
 
         They are stored in addition to the entries of `cache()`. The result is empty if the part
@@ -224,7 +224,7 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
             *(p.all_reduce(p.width) if last else []),
         ]
 
-    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+    def _extra(self, p: Pass, w: WeightsByName) -> list[Operator]:
         """Return operators that a variant of attention adds between projections and attention."""
         return []
 

@@ -22,6 +22,8 @@ from kvcalc.layers.cost import (
 from kvcalc.layers.weights import Formats, Weight, WeightKind
 
 # vector FLOPs per element
+PairRule = Callable[[Num, Num], Num]  # a number for new and past tokens of a sequence
+
 NORM_FLOPS = 4
 ROPE_FLOPS = 3
 ACTIVATION_FLOPS = 8
@@ -120,7 +122,7 @@ class Pass:
         """
         return self.ranks.share(heads)
 
-    def select(self, rule: Callable[[Num, Num], Num]) -> "Pass":
+    def select(self, rule: PairRule) -> "Pass":
         """Return a copy of the pass with only the groups of equal sequences that a rule selects.
 
         Latent attention uses it to compute some groups absorbed and the others expanded.
@@ -143,7 +145,7 @@ class Pass:
         selected._set_groups(groups)
         return selected
 
-    def pairs(self, visible: Callable[[Num, Num], Num]) -> Num:
+    def pairs(self, visible: PairRule) -> Num:
         """Return the number of pairs, such as (query, key) pairs, of all sequences on this GPU.
 
         The pairs are for one head in one layer: Σ count · visible(new, past) over the groups
@@ -158,7 +160,7 @@ class Pass:
     def attention(
         self,
         entries: Iterable[CacheEntry],
-        visible: Callable[[Num, Num], Num],
+        visible: PairRule,
         heads: int,
         key: int,
         value: int,
@@ -253,9 +255,7 @@ class Pass:
             self.vector("top_k", pairs, self.tokens * top, TOP_K_FLOPS * pairs, role=Role.CORE),
         ]
 
-    def eviction(
-        self, scores: CacheEntry, visible: Callable[[Num, Num], Num], heads: int
-    ) -> Operator:
+    def eviction(self, scores: CacheEntry, visible: PairRule, heads: int) -> Operator:
         """Return the operator that updates a layer's eviction scores and selects tokens to evict.
 
         The operator reads the scores of stored tokens and writes the scores of remaining tokens. It

@@ -149,6 +149,9 @@ def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
     return Weight(name, rows, width, shards=shards, rows_in=True, kind=WeightKind.TABLE)
 
 
+WeightsByName = dict[str, Weight]
+
+
 class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):
     """Storage and compute formats of one model, for the precision that the user requested.
 

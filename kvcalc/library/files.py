@@ -30,7 +30,8 @@ _WORDS = {
     "False": False,
 }
 
-Lines = dict[tuple[str | int, ...], int]
+KeyPath = tuple[str | int, ...]  # keys and positions in lists that lead to a value
+Lines = dict[KeyPath, int]
 
 
 def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
@@ -114,7 +115,7 @@ class _YamlReader:
             raise self.fail(TOO_DEEP, None) from None
         return documents
 
-    def value(self, node: Any, path: tuple[str | int, ...]) -> Any:
+    def value(self, node: Any, path: KeyPath) -> Any:
         """Return the value of a YAML node, and record the line number of each key in it.
 
         Args:

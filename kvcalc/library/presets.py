@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.library.files import MAX_YAML_BYTES, Lines, read_text
+from kvcalc.library.files import MAX_YAML_BYTES, KeyPath, Lines, read_text
 from kvcalc.records import JsonObject
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
@@ -267,7 +267,7 @@ def build(
 
 
 def located(
-    text: str, path: tuple[str | int, ...], file_name: str, lines: Lines, hint: str = ""
+    text: str, path: KeyPath, file_name: str, lines: Lines, hint: str = ""
 ) -> UserError:
     """Return, without raising it, a UserError about one key of a preset's file, with file and line.
 
@@ -289,7 +289,7 @@ def located(
     )
 
 
-def split_path(text: str) -> tuple[str | int, ...]:
+def split_path(text: str) -> KeyPath:
     """Return the keys and list indices of a path that is written as text.
 
     `kinds.full.parts[0]` gives ("kinds", "full", "parts", 0). The library msgspec writes paths in
@@ -304,8 +304,8 @@ def split_path(text: str) -> tuple[str | int, ...]:
 
 
 def _concrete(
-    data: Any, spec: type[Any], message: str, path: tuple[str | int, ...], start: int = 0
-) -> tuple[str | int, ...]:
+    data: Any, spec: type[Any], message: str, path: KeyPath, start: int = 0
+) -> KeyPath:
     """Return `path` with `...`, which means any key of a mapping, replaced by a key of the data.
 
     It is the first key whose value gives the error `message`. The keys before `start` are the
@@ -326,7 +326,7 @@ def _concrete(
     return path[:index]
 
 
-def lookup(data: Any, path: tuple[str | int, ...]) -> Any:
+def lookup(data: Any, path: KeyPath) -> Any:
     """Return the value at a path in nested mappings and lists; None if there is no such value.
 
     Args:

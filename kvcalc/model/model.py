@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from kvcalc.errors import UserError, nearest, shown_briefly
-from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cache import CacheEntries, CacheEntry
 from kvcalc.layers.feed_forward import Projections
 from kvcalc.layers.part import Count, Number, PresetStruct, Size, Sublayer, Tokens
 from kvcalc.layers.parts import AnyPart
@@ -120,7 +120,7 @@ class Layer(PresetStruct, frozen=True, dict=True):
         return self.parts + self.shared
 
     @cached_property
-    def entries(self) -> tuple[CacheEntry, ...]:
+    def entries(self) -> CacheEntries:
         """Return what one layer reads of one sequence's cache: one entry for each kind of row.
 
         The layer also stores these rows. Exceptions are all rows if `shares_cache` is set, and

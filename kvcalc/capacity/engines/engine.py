@@ -11,7 +11,6 @@ import msgspec
 from msgspec.structs import replace
 
 from kvcalc.capacity.engines.layout import (
-    CacheEntries,
     CacheLayout,
     LayerCache,
     LayerCaches,
@@ -24,7 +23,7 @@ from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.layers.attention import Compressed, Grouped, Latent
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cache import CacheEntries, CacheEntry
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats
 from kvcalc.model.model import MAX_PADDING, Model

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from kvcalc.arithmetic import by_number, ceil_div, maximum, minimum, where
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.cache import CacheEntry, EvictionRule, Span
+from kvcalc.layers.cache import CacheEntries, CacheEntry, EvictionRule, Span
 from kvcalc.model.memory import LayerRows, size_of, stored_bytes
 from kvcalc.model.model import Layer, Model
 from kvcalc.records import Record
@@ -51,7 +51,6 @@ class StoredEntry(NamedTuple):
 
 
 StoredPart = tuple[StoredEntry, ...]
-CacheEntries = Sequence[CacheEntry]
 
 
 class LayerCache(NamedTuple):
@@ -156,7 +155,7 @@ def pages(engine: str, layer: LayerCache, shared: bool = False) -> list[Pages]:
     """
     results = []
     for part in () if layer.layer.shares_cache and not shared else layer.parts:
-        if find_unsupported([stored_entry.entry for stored_entry in part]):
+        if find_unsupported(tuple(stored_entry.entry for stored_entry in part)):
             raise UserError(
                 f"no memory rules of {engine} are known for {layer.model.name}",
                 f"Use {'--engine vllm or ' * (engine != 'vLLM')}--engine none for its content",

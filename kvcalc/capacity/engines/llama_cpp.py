@@ -29,7 +29,6 @@ from kvcalc.capacity.engines.engine import (
 )
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
-    CacheEntries,
     CacheLayout,
     LayerCaches,
     count_layers,
@@ -40,7 +39,7 @@ from kvcalc.capacity.memory_budget import EngineStartup, MemoryBreakdown, stated
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntries, CacheEntry, Span
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats, WeightKind
@@ -76,10 +75,10 @@ def _entries(model: Model, part: Sublayer) -> CacheEntries:
         UserError: llama.cpp has values of another width.
     """
     if not _is_stored_by_head(model, part):
-        return [
+        return tuple(
             replace(e, limit=CHUNK_TOKENS) if e.span is Span.CHUNK else e
             for e in part_entries(model, part)
-        ]
+        )
     assert isinstance(part, Latent)
     usual = model.hidden_size // part.num_attention_heads
     if model.model_type == "minicpm3" and part.v_head_dim != usual:

@@ -34,7 +34,6 @@ from kvcalc.capacity.engines.kv_cache_groups import (
 from kvcalc.capacity.engines.layout import (
     BlockDemand,
     BlockPool,
-    CacheEntries,
     CacheLayout,
     LayerCaches,
     Pages,
@@ -46,7 +45,7 @@ from kvcalc.capacity.engines.vllm_versions import RELEASES, defaults
 from kvcalc.errors import UserError
 from kvcalc.layers.attention import Latent
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntries, CacheEntry, Span
 from kvcalc.layers.part import Sublayer
 from kvcalc.layers.weights import Formats
 from kvcalc.model.model import Model

@@ -19,7 +19,7 @@ tensor by tensor.
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, floor_div
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntries, CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import ROPE_FLOPS, Pass
@@ -154,7 +154,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
             is_stored_by_other_layer=is_shared,
         )
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
         The kinds are the rows of the window, the compressed rows, the index keys if there is an
@@ -303,7 +303,7 @@ class SharedCompressed(Compressed, frozen=True, tag="lent_compressed"):
     lends: bool = False
     chooses: bool = False
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer reads for one sequence: one `CacheEntry` for each kind of row.
 
         The kinds are the rows of the window, the compressed rows, and the index keys if this layer

@@ -18,7 +18,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, maximum
-from kvcalc.layers.cache import CacheEntry, EvictionRule, Span
+from kvcalc.layers.cache import CacheEntries, CacheEntry, EvictionRule, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
@@ -151,7 +151,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         """
         return self.kv_projection and not self.q_norm_only
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: an entry for keys and one for values.
 
         A row belongs to one token, and has the keys (or the values) of all KV heads. The result is
@@ -173,7 +173,7 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
         )
         return key, replace(key, role="v", width=self.value_width)
 
-    def eviction_scores(self) -> tuple[CacheEntry, ...]:
+    def eviction_scores(self) -> CacheEntries:
         """Return what one layer stores per sequence to select tokens to evict: a score per token.
 
         The tuple has one entry. Each stored token has one score per KV head: the attention that it

@@ -11,11 +11,11 @@ from typing import Literal
 from msgspec.structs import replace
 
 from kvcalc.arithmetic import Num, at_least
-from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cache import CacheEntries, CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
 from kvcalc.layers.part import Count, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
-from kvcalc.layers.weights import Weight
+from kvcalc.layers.weights import Weight, WeightsByName
 
 
 class Latent(Sublayer, frozen=True, tag="latent"):
@@ -98,7 +98,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         """
         return super().sides() | {"absorb_q": ("dn", "H·r"), "absorb_v": ("r", "H·dv")}
 
-    def expanded(self, value_width: int) -> tuple[CacheEntry, ...]:
+    def expanded(self, value_width: int) -> CacheEntries:
         """Return what one layer caches in an engine that stores keys and values, not latents.
 
         Examples are llama.cpp with some GGUF files, and MiniCPM3 in vLLM. The result has two
@@ -113,7 +113,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         key = CacheEntry("k", heads, self.qk_nope_head_dim + self.qk_rope_head_dim, limit=limit)
         return key, CacheEntry("v", heads, value_width, limit=limit)
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
         The kinds are latents and, unless qk_rope_head_dim is 0, RoPE keys. Each token has one row
@@ -121,7 +121,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         """
         return self._latents()
 
-    def _latents(self, max_rows: int = 0) -> tuple[CacheEntry, ...]:
+    def _latents(self, max_rows: int = 0) -> CacheEntries:
         latent = CacheEntry(
             "latent",
             1,
@@ -227,7 +227,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
         keys = stored * key // (key + value)
         return [_reading(into, keys), core, _reading(back, stored - keys)]
 
-    def _expanded(self, p: Pass, w: dict[str, Weight], read: Num) -> list[Operator]:
+    def _expanded(self, p: Pass, w: WeightsByName, read: Num) -> list[Operator]:
         """Return the operators of the expanded form: keys and values of every cached token, then
         attention per head.
         """

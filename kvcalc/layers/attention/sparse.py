@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from kvcalc.arithmetic import Num
 from kvcalc.layers.attention.grouped import Grouped
 from kvcalc.layers.attention.latent import Latent
-from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cache import CacheEntries, CacheEntry
 from kvcalc.layers.cost import Operator, SparseShape, causal_pairs
 from kvcalc.layers.part import Count, Size, Tokens
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight
+from kvcalc.layers.weights import WeightsByName
 
 
 class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
@@ -63,7 +63,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
     index_query_from_hidden: bool = False
     index_pool: Count = 0
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
         The kinds are latents, RoPE keys and, if the layer has an indexer, index keys. The entries
@@ -118,7 +118,7 @@ class Sparse(Latent, frozen=True, kw_only=True, tag="sparse"):
             new, past, min(self.index_topk, self.sliding_window or self.index_topk)
         )
 
-    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+    def _extra(self, p: Pass, w: WeightsByName) -> list[Operator]:
         """Return the indexer's projections, its scores over every index key, and the top-k
         selection."""
         if not self.indexer:
@@ -197,7 +197,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     def pooled_tokens(self) -> int:
         return self.index_block_size if self.index_pooled else 0
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one `CacheEntry` for each kind of row.
 
         The kinds are keys, values and, if `index_key_cached` is set, index keys, with one row per
@@ -228,7 +228,7 @@ class BlockSparse(Grouped, frozen=True, kw_only=True, tag="block_sparse"):
     def _visible(self, new: Num, past: Num) -> Num:
         return causal_pairs(new, past, self.index_topk_blocks * self.index_block_size)
 
-    def _extra(self, p: Pass, w: dict[str, Weight]) -> list[Operator]:
+    def _extra(self, p: Pass, w: WeightsByName) -> list[Operator]:
         """Return the indexer's projections, its scores over every index key, and the top-k
         blocks."""
         scored = p.indexer(

@@ -14,7 +14,7 @@ report, section 2; transformers, `lfm2`.
 
 from functools import cache
 
-from kvcalc.layers.cache import CacheEntry
+from kvcalc.layers.cache import CacheEntries
 from kvcalc.layers.cost import Operator
 from kvcalc.layers.part import Size, Sublayer, Tokens
 from kvcalc.layers.passes import Pass
@@ -72,7 +72,7 @@ class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
         read = p.tokens * self.hashes * self.table_width
         return [p.vector("ngram_lookup", 0, read, 0, read * p.element), *super().operators(p)]
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one entry, for the convolution's state.
 
         The state is the inputs of the last (conv_kernel − 1) · dilation tokens, with streams ·
@@ -202,7 +202,7 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
             for name, width in self.channels.items()
         )
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         """Return what one layer caches for one sequence: one entry per convolution, for its state.
 
         A state is the inputs of the last `columns` tokens, by default of conv_kernel − 1 tokens.

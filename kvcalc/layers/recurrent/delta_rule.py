@@ -9,7 +9,7 @@ technical report, arXiv 2510.26692, section 4.
 
 from typing import ClassVar
 
-from kvcalc.layers.cache import CacheEntry, Span
+from kvcalc.layers.cache import CacheEntries, CacheEntry, Span
 from kvcalc.layers.part import Size, StateDtype, Sublayer, number_of
 
 
@@ -42,7 +42,7 @@ class RecurrentMixer(Sublayer, frozen=True):
     LABEL: ClassVar[str] = ""
     STATES: ClassVar[str] = ""
 
-    def cache(self) -> tuple[CacheEntry, ...]:
+    def cache(self) -> CacheEntries:
         letters = self.letters()
         entries = []
         for state in self.STATES.split("; "):

@@ -10,13 +10,13 @@ remote code.
 """
 
 import re
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.library.huggingface.config import facts, show
 from kvcalc.library.huggingface.types.model_type import entry_texts, read_type, type_names
+from kvcalc.records import JsonObject
 from kvcalc.storage.formats import first_words
 
 _HEAD = re.compile(
@@ -128,7 +128,7 @@ class ModelType(NamedTuple):
     pooling: str = ""
 
 
-def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) -> ModelType:
+def resolve(outer: JsonObject, inner: JsonObject, file_name: str) -> ModelType:
     """Return the model type whose rules read the text part of a config.json.
 
     The class in `architectures` decides before the key `model_type`. A type that neither kvcalc nor
@@ -187,7 +187,7 @@ def resolve(outer: Mapping[str, Any], inner: Mapping[str, Any], file_name: str) 
     return resolved._replace(notes=(note,), exact=False)
 
 
-def _class(part: Mapping[str, Any], file_name: str) -> str:
+def _class(part: JsonObject, file_name: str) -> str:
     """Return the first of a part's `architectures`, or '' if it has none."""
     names = part.get("architectures") or ""
     first = names[0] if isinstance(names, list) else names
@@ -279,9 +279,7 @@ def _with_head(resolved: ModelType, class_name: str) -> ModelType:
     return resolved._replace(notes=(note,), exact=False)
 
 
-def _without_encoder(
-    resolved: ModelType, inner: Mapping[str, Any], class_name: str
-) -> ModelType:
+def _without_encoder(resolved: ModelType, inner: JsonObject, class_name: str) -> ModelType:
     """Return the type for an encoder-decoder model, whose decoder is read as a causal model."""
     has_encoder = inner.get("is_encoder_decoder") is True
     if not (resolved.has_entry and has_encoder) or class_name.endswith(("CausalLM", "Decoder")):

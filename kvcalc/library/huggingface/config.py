@@ -48,9 +48,9 @@ class Config:
 
     def __init__(
         self,
-        data: Mapping[str, Any],
+        data: JsonObject,
         file_name: str,
-        defaults: Mapping[str, Any] | None = None,
+        defaults: JsonObject | None = None,
         aliases: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.file = data
@@ -337,7 +337,8 @@ def show(value: Any) -> str:
 
 
 Field = Any  # a formula of keys, a rule, or a literal
-Reader = Callable[[Config], tuple[Any, ...]]  # reads the parts of a layer
+Parts = tuple[Any, ...]  # mixers and FFNs of a layer
+Reader = Callable[[Config], Parts]
 RULES: dict[str, Callable[["Config"], Any]] = {}  # by name, as formulas call them
 _LITERALS = frozenset({"head", "full", "none", "rms", "layer", "layer_no_bias"})
 _OF_LAYER = {"layer_index": "layer", "layer_count": "layers", "layer_type": "layer_type"}
@@ -607,7 +608,7 @@ def read_json(path: Path) -> JsonObject:
     return data
 
 
-def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
+def text_part(data: JsonObject, file_name: str) -> JsonObject:
     """Return the part of a config.json that describes the language model.
 
     It is the mapping under `text_config` or a similar key, otherwise the whole content. The mapping
@@ -635,7 +636,7 @@ def text_part(data: Mapping[str, Any], file_name: str) -> Mapping[str, Any]:
     raise UserError("nests one text_config in another too deeply", where=file_name)
 
 
-def defaults_of(model_type: str, outer: Mapping[str, Any], inner: Mapping[str, Any]) -> Any:
+def defaults_of(model_type: str, outer: JsonObject, inner: JsonObject) -> Any:
     """Return the defaults of transformers' config class for keys that a config.json leaves out.
 
     The result maps a key to its default value. If the type is the text part of a multimodal type,

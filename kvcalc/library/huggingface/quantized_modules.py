@@ -84,8 +84,11 @@ _EXPERT = re.compile(r"\.experts\.\d+(?=\.|\n|$)")
 _ALL = ("Linear", "*", "re:.*")  # as the targets of a scheme: every matrix
 
 
+ModuleNames = tuple[str, ...]  # the names that a matrix has in checkpoints
+
+
 @lru_cache(1024)
-def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
+def module_names(is_mixer: bool, name: str) -> ModuleNames:
     """Return the names that a checkpoint may use for the module with a weight.
 
     Quantisation configs list modules, so that these names tell whether a weight is quantised. A
@@ -106,7 +109,7 @@ def module_names(is_mixer: bool, name: str) -> tuple[str, ...]:
     return tuple(f"{block}.{tail}" for block in blocks for tail in tails)
 
 
-def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, tuple[str, ...]]]:
+def matrices(parts: Iterable[Sublayer], hidden_size: int) -> list[tuple[str, ModuleNames]]:
     """Return (weight name, possible names of its module) for every matrix of a layer.
 
     A module is the layer object of the modelling code, such as `self_attn.q_proj`. Vectors and
@@ -190,7 +193,7 @@ class Rules:
                 raise self._fail(text) from None
         self._patterns.setdefault(layer, {})[source] = self._compiled[source]
 
-    def match(self, layer: int, modules: tuple[str, ...]) -> bool:
+    def match(self, layer: int, modules: ModuleNames) -> bool:
         """Return whether the list of modules includes a module of a layer.
 
         It does if it contains one of the module's names, a module around it, or a pattern that
@@ -211,7 +214,7 @@ class Rules:
             or self._search(layer, "", modules)
         )
 
-    def _search(self, layer: int, prefix: str, modules: tuple[str, ...]) -> bool:
+    def _search(self, layer: int, prefix: str, modules: ModuleNames) -> bool:
         """Return whether a pattern matches one of the names. Raises UserError after 2 s."""
         for pattern in self._patterns.get(layer, {}).values():
             start = process_time()
@@ -229,14 +232,14 @@ def _wildcard(name: str) -> str:
 
 
 @lru_cache(4096)
-def _starts(modules: tuple[str, ...]) -> frozenset[str]:
+def _starts(modules: ModuleNames) -> frozenset[str]:
     """Return the first words of each name: `a.b` gives ``, `a` and `a.b`."""
     names = [name.split(".") for name in modules]
     return frozenset(".".join(words[:n]) for words in names for n in range(len(words) + 1))
 
 
 @lru_cache(4096)
-def _runs(modules: tuple[str, ...]) -> frozenset[str]:
+def _runs(modules: ModuleNames) -> frozenset[str]:
     """Return every run of words in each name: `a.b` gives `a`, `a.b` and `b`."""
     names = [name.split(".") for name in modules]
     return frozenset(

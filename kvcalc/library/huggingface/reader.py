@@ -3,7 +3,6 @@
 import os
 import shlex
 from collections import Counter
-from collections.abc import Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ def read_config(path: Path, changes: list[str] | None = None) -> Model:
 
 
 def model_from(
-    data: Mapping[str, Any], file_name: str, name: str, changes: list[str] | None = None
+    data: JsonObject, file_name: str, name: str, changes: list[str] | None = None
 ) -> Model:
     """Return the model that the content of a config.json describes.
 

@@ -14,6 +14,7 @@ from kvcalc.layers.feed_forward import Dense, Moe, Projections
 from kvcalc.library.huggingface.config import (
     Config,
     Field,
+    Parts,
     Reader,
     field_values,
     is_true,
@@ -224,7 +225,7 @@ def grouped(
         **fields: Further fields of the class `spec` → rule, formula or literal.
     """
 
-    def read(c: Config) -> tuple[Any, ...]:
+    def read(c: Config) -> Parts:
         count = _size(c, heads, "num_attention_heads")
         groups = _size(c, kv_heads, "num_key_value_heads", count)
         every_bias = value_of(bias, c) or False
@@ -310,7 +311,7 @@ def cross_attention(
         is_on: Whether the model has cross attention. If not, the reader gives no part.
     """
 
-    def read(c: Config) -> tuple[Any, ...]:
+    def read(c: Config) -> Parts:
         if not value_of(is_on, c):
             return ()
         width = c.size("hidden_size")
@@ -452,7 +453,7 @@ def projections(matrices: Field = None, vectors: Field = None) -> Reader:
         vectors: Name → formula of the number of elements.
     """
 
-    def read(c: Config) -> tuple[Any, ...]:
+    def read(c: Config) -> Parts:
         sizes = {"matrices": value_of(matrices, c) or {}, "vectors": value_of(vectors, c) or {}}
         return (make(c, Projections, sizes),) if any(sizes.values()) else ()
 
@@ -470,7 +471,7 @@ def both(*readers: Reader) -> Reader:
     return lambda c: tuple(part for reader in readers for part in reader(c))
 
 
-def nothing(c: Config) -> tuple[Any, ...]:
+def nothing(c: Config) -> Parts:
     """Return an empty tuple: the parts of a layer without an FFN, or without a mixer.
 
     This function is itself a reader: a function that takes a `Config` (a read config.json) and
@@ -497,7 +498,7 @@ def refuse(condition: Field, key: str, text: str, hint: str = "") -> Reader:
         hint: What the user can do.
     """
 
-    def read(c: Config) -> tuple[Any, ...]:
+    def read(c: Config) -> Parts:
         if is_true(condition, c):
             raise c.fail(key, text, hint)
         return ()
@@ -532,7 +533,7 @@ def by_type(**readers: Reader) -> Reader:
         **readers: Layer type → reader.
     """
 
-    def read(c: Config) -> tuple[Any, ...]:
+    def read(c: Config) -> Parts:
         reader = readers.get(c.layer_type)
         if reader is None:
             raise c.fail(
@@ -560,7 +561,7 @@ def sparse_where(condition: Field, then: Reader, otherwise: Reader = DENSE) -> R
         otherwise: Reader of the dense FFN.
     """
 
-    def read(c: Config) -> tuple[Any, ...]:
+    def read(c: Config) -> Parts:
         kinds = c.items("mlp_layer_types")
         if kinds is None:
             return pick(condition, then, otherwise)(c)

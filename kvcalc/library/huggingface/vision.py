@@ -3,10 +3,8 @@
 `vision.yaml` has the formulas of each shape of tower, and the default values of each model type.
 """
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from kvcalc.errors import join_words
 from kvcalc.library import presets
@@ -34,7 +32,7 @@ _TOWERS_WITHOUT_KEY = {"molmo"}  # types that have a vision tower, but no key fo
 
 
 def tower(
-    data: Mapping[str, Any], file_name: str, width: int
+    data: JsonObject, file_name: str, width: int
 ) -> tuple[Vision | None, tuple[str, ...]]:
     """Return the vision tower that a config.json describes, and sentences for the user about it.
 
@@ -63,7 +61,15 @@ def tower(
     entry = tower_entries().get(model_type)
     if not isinstance(section, dict) or not section or not entry:
         return None, _left_out(parts)
-    vision = _read_tower(section, f"{file_name}: vision_config", entry, data, width)
+
+    place = f"{file_name}: vision_config"
+    c = Config(section, place, {**entry, "outer": data})
+    c.steps["text_width"] = width
+    for shape in entry["shapes"].split():
+        for name, formula in tower_entries()[shape].items():
+            c.steps[name] = value_of(formula, c)
+    fields = {name: c.steps[name] for name in Vision.__struct_fields__ if name in c.steps}
+    vision = presets.build(fields, Vision, place)
     note = (
         f"its vision tower ({vision.parameters:,} parameters) is not among its parameters: "
         "`fit` adds the part that an engine loads"
@@ -77,23 +83,6 @@ def _left_out(parts: list[str]) -> tuple[str, ...]:
         return ()
     names = join_words(parts)
     return (f"only the language model is counted, without the file's {names}",)
-
-
-def _read_tower(
-    section: JsonObject,
-    file_name: str,
-    entry: JsonObject,
-    outer: Mapping[str, Any],
-    text_width: int,
-) -> Vision:
-    """Return the tower of a `vision_config`, by the formulas of its shapes."""
-    c = Config(section, file_name, {**entry, "outer": outer})
-    c.steps["text_width"] = text_width
-    for shape in entry["shapes"].split():
-        for name, formula in tower_entries()[shape].items():
-            c.steps[name] = value_of(formula, c)
-    fields = {name: c.steps[name] for name in Vision.__struct_fields__ if name in c.steps}
-    return presets.build(fields, Vision, file_name)
 
 
 @cache

@@ -66,7 +66,7 @@ class Type(NamedTuple):
     model: dict[str, Field] = {}
     depth: Field = None
     layers_key: str = "num_hidden_layers"
-    defaults: Mapping[str, Any] = {}
+    defaults: JsonObject = {}
     spellings: Mapping[str, tuple[str, ...]] = {}
     inert: str = ""
     is_encoder: Field = False
