@@ -179,8 +179,10 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         try:
             module = import_module(library)
         except ImportError:
-            hint = f"Run `pip install {library}`, or use `.records()`"
-            raise UserError(f"{library} is not installed", hint) from None
+            raise UserError(
+                f"{library} is not installed",
+                f"Run `pip install {library}`, or use `.records()`",
+            ) from None
         return module.DataFrame(self.records(), **options)
 
     def plot(self, style: str = "light") -> "Figure":
@@ -222,9 +224,11 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
             return record[key]
         hint = nearest(name, [*record, *self._short])
         tables = [] if name.startswith("_") else self._tables()
-        for column in (column for table in tables for column in table.columns):
-            if column.key in record and column.title.lower().replace(" ", "_") == name.lower():
-                hint = f"The column {name!r} is {column.key}"
+        for table in tables:
+            for column in table.columns:
+                title = column.title.lower().replace(" ", "_")
+                if column.key in record and title == name.lower():
+                    hint = f"The column {name!r} is {column.key}"
         raise AttributeError(f"no figure {name!r}. {hint}".rstrip())
 
     def __dir__(self) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -182,7 +182,7 @@ def _calibrate_all_stacks(
     }
     pairs = [(gpus[name], name[1]) for name in sorted(gpus)]
     rows = [select_rows(tables, *pair, lambda text: None) for pair in pairs]
-    records: list[Record] = []
+    records = []
     with ProcessPoolExecutor() as pool:
         results = pool.map(_fit_stack, *zip(*pairs, strict=True), rows, repeat(provenance))
         for (gpu, stack), (fits, text) in zip(pairs, results, strict=True):
@@ -252,7 +252,7 @@ def run_validate(rows: list[Path], *, options: ValidationOptions) -> Answer:
         text = predictions_csv(validations)
         save_text(path, visible(text) if path == "-" else text)
     notes = [text for validation in validations for text in remarks(validation)]
-    failures: list[Any] = []
+    failures = []
     if limit < float("inf"):
         failures += [v.table.path for v in validations if not v.table.rows]
         notes += [

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kvcalc.gpu.gpu import Gpu
-    from kvcalc.model.model import Model
     from kvcalc.report.charts.chart import Chart
 
 # words in the printed names of attention, by which `models` selects
@@ -72,7 +71,7 @@ def run_models(
 def _model_answer(name: str) -> Answer:
     from kvcalc.library.huggingface.notes import to_yaml
 
-    model: Model = load_model(name)
+    model = load_model(name)
 
     def formulas() -> str:
         from kvcalc.layers.batch import ONE_GPU

@@ -6,6 +6,8 @@ from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from msgspec.structs import asdict, replace
+
 from kvcalc.errors import UserError, printable
 from kvcalc.question.deployment_options import (
     AUTO,
@@ -58,8 +60,6 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
         changes: Changes of the models' fields by `--set`, such as `layers=40`. They apply to every
             model.
     """
-    from msgspec.structs import replace
-
     words = model_words(names)
     check_number("models", MAX_NAMES, words)
     models = [model_of(word, changes) for word in words]
@@ -106,9 +106,7 @@ def typed_dimensions(
         UserError: Dimensions are given together with a model or changes, or no model and no
             dimensions are given.
     """
-    import msgspec
-
-    values = msgspec.structs.asdict(options)
+    values = asdict(options)
     if not any(values.values()):
         if models:
             return None
@@ -197,7 +195,9 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
         )
     freest = sorted(same, key=lambda gpu: gpu.used_bytes)[:num_gpus]
     notes = []
-    for gpu in (gpu for gpu in freest if gpu.used_bytes):
+    for gpu in freest:
+        if not gpu.used_bytes:
+            continue
         sizes = sorted(gpu.processes.items(), key=lambda item: -item[1])
         users = list_few([f"{name} {format_bytes(size)}" for name, size in sizes])
         text = f"GPU {gpu.number}: {format_bytes(gpu.used_bytes)} are in use"
@@ -255,11 +255,9 @@ def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[
         options: Each an item with one value for tp. Items without `--tp auto` do not change.
         models: The models. The size must divide each of them.
     """
-    from msgspec.structs import replace
-
     from kvcalc.model.pipeline import check
 
-    results: list[Sharding] = []
+    results = []
     for option in options:
         if option.tp != AUTO:
             results.append(option)

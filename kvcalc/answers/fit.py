@@ -5,6 +5,8 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
+from msgspec.structs import replace
+
 from kvcalc.answers.answer import Answer, LazyRecords
 from kvcalc.answers.deployments import (
     gpu_words,
@@ -102,12 +104,10 @@ def _file_answer(
 ) -> Answer:
     """Return the capacity of each server in a file. The exit status is 1 if a server cannot
     start."""
-    from msgspec.structs import replace
-
     from kvcalc.capacity.deployment_files import read_servers
 
     servers = read_servers(path)
-    answers: list[tuple[str, Answer]] = []
+    answers = []
     notes, refused, unstarted = [], [], []
     for server in servers:
         version = {"engine_version": server.version} if server.version else {}
@@ -203,7 +203,7 @@ def fit_points(
     check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
     names = {model.name: word for model, word in zip(loaded, typed_models, strict=True)}
     names |= {gpu.name: word for gpu, word in zip(gpus, gpu_words(first.gpu), strict=True)}
-    points: list[Point] = []
+    points = []
     for model, gpu, placement, fit_option in product(loaded, gpus, placements, options):
         deployment = TimedDeployment(
             model,
@@ -387,7 +387,7 @@ def _fits(points: "Sequence[Point]") -> "tuple[list[Fit], list[str]]":
 
 def _notes_beyond_maximum(points: "Iterable[Point]") -> list[str]:
     """Return a note on each model whose longest request is beyond the model's maximum."""
-    notes: dict[tuple[str, str], str] = {}
+    notes = {}
     for deployment, options in sorted(points, key=lambda point: point[1].max_model_len):
         model, length = deployment.model, options.longest_sequence(deployment.model)
         if model.max_context and length > model.max_context:
@@ -405,8 +405,6 @@ def _matrix_answer(
 ) -> Answer:
     """Return a matrix of users × contexts for each deployment. Users and contexts come from the
     lists in the options, if given."""
-    from msgspec.structs import replace
-
     from kvcalc.capacity.fit_records import USERS, contexts_of, matrix_records
     from kvcalc.report.text.fit_text import matrix_table
 
@@ -418,7 +416,9 @@ def _matrix_answer(
     first = points[0][1]
     options = replace(first, max_num_seqs=words.stated.get("max_num_seqs"))
     verdicts, cells, longest = [], [], []
-    for deployment in [deployment for deployment, other in points if other == first]:
+    for deployment, other in points:
+        if other != first:
+            continue
         contexts = requested or contexts_of(deployment.model.max_context)
         check_number("cells", MAX_CONFIGURATIONS, points, users, contexts)
         cells.append((deployment, options, users, contexts))

@@ -189,8 +189,9 @@ def deploy(model: ModelOrName, gpu: GpuOrName = "h100", **options: Any) -> Deplo
     check_known(options, DEPLOYING)
     deploying = read_questions(DeploymentOptions, options)
     if len(deploying) > 1:
-        hint = "Call deploy once for each"
-        raise UserError("a deployment has one value of each option", hint)
+        raise UserError(
+            "a deployment has one value of each option", "Call deploy once for each"
+        )
     machine = with_memory(as_gpu(gpu), deploying[0].memory)
     result = deployment_of(
         with_changes(as_model(model), list(deploying[0].set_)),

@@ -1,7 +1,9 @@
 """`kvcalc plot`, which draws standard figures, and `kvcalc report`, which writes a page."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
 
 from kvcalc.answers.answer import save_text, say
 from kvcalc.answers.deployments import deployments_of, gpu_words, models_of
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from kvcalc.report.charts.chart import Chart
 
 
-class StandardFigure(NamedTuple):
+class StandardFigure(msgspec.Struct):
     """A picture that `kvcalc plot` can draw.
 
     Attributes:
@@ -30,52 +32,9 @@ class StandardFigure(NamedTuple):
     context: str = "131072"
 
 
-GPT3 = (
-    "gpt-3-small gpt-3-medium gpt-3-large gpt-3-xl gpt-3-2.7b gpt-3-6.7b gpt-3-13b gpt-3-175b"
+FIGURES = msgspec.json.decode(
+    Path(__file__).with_name("figures.json").read_bytes(), type=dict[str, StandardFigure]
 )
-FIGURES = {
-    "cache-vs-context": StandardFigure(
-        "KV cache and weights over context",
-        "stored = sequences · Σ layers: stored rows of a context · bytes of a row "
-        "(`size --explain`)",
-        "llama-7b llama-3.1-8b mistral-7b-v0.1 deepseek-v3 gemma-3-27b gpt-oss-120b",
-    ),
-    "cache-vs-parameters": StandardFigure(
-        "KV cache over parameters",
-        "stored as `size --explain` adds it up, over the parameters of each model",
-        GPT3,
-        "1024,2048",
-    ),
-    "no-cache": StandardFigure(
-        "generating with a cache and without",
-        "FLOPs with a cache: decode steps 1 … n; without a cache: prefills of 1 … n tokens "
-        "(`roofline --explain`)",
-        "llama-2-7b",
-        "65536",
-    ),
-    "roofline": StandardFigure(
-        "decode and prefill under a GPU's roof",
-        "least time = max(FLOPs / peak, bytes / bandwidth) of each operator (`roofline --explain`)",
-        "llama-3.1-8b",
-        "4096",
-    ),
-    "memory": StandardFigure(
-        "weights and cache in a GPU's memory",
-        "weights + sequences · cache of the context, compared with the GPU's memory "
-        "(`size --explain`)",
-        "llama-3.1-8b qwen3-8b llama-2-13b gpt-oss-20b gemma-3-27b",
-        "8192",
-    ),
-    "dsa-vs-mla": StandardFigure(
-        "sparse attention against dense",
-        "bytes and FLOPs of attention in a decode step: the index keys and the top-k against "
-        "all latents",
-        "deepseek-v3.2 deepseek-v3",
-    ),
-    "measured": StandardFigure(
-        "measured rows (--input rows.csv)", "ratio = measured seconds / the bound's"
-    ),
-}
 
 
 class FigureOptions(Question, frozen=True):

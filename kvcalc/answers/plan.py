@@ -69,7 +69,7 @@ def plan_answer(
     from kvcalc.planning.best_configs import answer_records
     from kvcalc.planning.search import run_search
     from kvcalc.planning.search_space import question_of
-    from kvcalc.report.text.plan_text import plan_tables
+    from kvcalc.report.text.plan_text import plan_table
 
     for model in models:
         model.check_generates()
@@ -95,7 +95,7 @@ def plan_answer(
 
     return Answer(
         [record for part in records for record in part],
-        lambda: list(plan_tables(plan, records)),
+        lambda: [plan_table(plan, records)],
         draw,
         _yaml=text,
         _formulas=formulas,

@@ -49,8 +49,9 @@ def load_gpu(name: str | Path) -> Gpu:
 
 def _operators(values: Iterable[Operator]) -> list[Operator]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        hint = "Give the operators that `forward` returns"
-        raise UserError(f"{values!r:.80} is no pass", hint)
+        raise UserError(
+            f"{values!r:.80} is no pass", "Give the operators that `forward` returns"
+        )
     return [of_kind(value, "Operator", Operator) for value in values]
 
 
@@ -74,8 +75,7 @@ def as_tokens(value: int | str, noun: str) -> int:
     Raises:
         UserError: The text is not a number of tokens.
     """
-    number: int = parse_tokens(value, noun) if isinstance(value, str) else plain(value)
-    return number
+    return parse_tokens(value, noun) if isinstance(value, str) else plain(value)
 
 
 def of_kind(value: Value, noun: str, *kinds: type) -> Value:

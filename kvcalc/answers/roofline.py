@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvcalc.answers.answer import MAX_PASSES, Answer
 from kvcalc.answers.deployments import axes_of, deployments_of, gpus_of, precision_of, remarks
@@ -79,7 +79,7 @@ def roofline_answer(
     from kvcalc.timing.deployment import mixed_records, roofline_records
 
     phase, all_positions = pass_.phase, pass_.head == "all"
-    passes: list[tuple[Any, Batch, Any]] = []
+    passes = []
     shapes = shapes[:1] if pass_.batch else shapes
     check_number("passes", MAX_PASSES, deployments, shapes)
     for deployment, shape in product(deployments, shapes):

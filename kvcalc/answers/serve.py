@@ -94,8 +94,7 @@ def serve_answer(
     check_number("runs", MAX_RUNS, deployments, scheduling, settings, loads)
     points = [*product(deployments, scheduling, settings, loads)]
     if timeline and len(points) > 1:
-        hint = "Give one value to each option"
-        raise UserError("--timeline is of one run", hint)
+        raise UserError("--timeline is of one run", "Give one value to each option")
     is_run = load.get("rate") or any(w.requests or w.max_concurrency for w in loads)
     kind = "search" if find_rate else "run" if is_run else "sweep"
     requests = {workload: sample_workload(workload) for workload in loads}
@@ -109,8 +108,10 @@ def serve_answer(
     notes += _notes([deployment.model for deployment in deployments], main)
     if not is_complete:
         done = sum(run.served.is_complete for run in main)
-        stop = f"stopped after {done} of {len(points)} runs"
-        notes.append(f"{stop}; the last record is of the requests that were done")
+        notes.append(
+            f"stopped after {done} of {len(points)} runs; the last record is of the requests "
+            "that were done"
+        )
     if timeline:
         _write_timeline(timeline, results[0])
     lengths = _describe_lengths([*requests.values()], load, records)
@@ -169,9 +170,9 @@ def _simulate(
 
     from kvcalc.serving.server import Server, Sweep
 
-    results: list[SimulationResult] = []
-    refusals: dict[str, UserError] = {}
-    servers: dict[Any, Server] = {}  # the last server; it serves any rate
+    results = []
+    refusals = {}
+    servers = {}  # the last server; it serves any rate
     is_complete = True
     for deployment, scheduling, limits, load in points:
         options = limits, scheduling.policy, scheduling.cache

@@ -79,7 +79,7 @@ def size_answer(
         (model, shape.context, shape.batch_size, precision, block_size, parallelism)
         for (model, precision, parallelism), shape in product(variants, shapes)
     ]
-    make: Callable[..., Any] = make_record or size_record
+    make = make_record or size_record
     for first in arguments[:: len(shapes)]:
         make(*first)  # raises UserError before the first record is printed
     records = LazyRecords(lambda: (make(*values) for values in arguments), len(arguments))

@@ -31,8 +31,9 @@ def run() -> None:
     try:
         from mcp.server.stdio import stdio_server
     except ImportError:
-        hint = "Run `pip install 'kvcalc[mcp]'`"
-        raise UserError("the package mcp is not installed", hint) from None
+        raise UserError(
+            "the package mcp is not installed", "Run `pip install 'kvcalc[mcp]'`"
+        ) from None
 
     async def serve() -> None:
         server = make_server()

@@ -113,11 +113,11 @@ def run(
 
 def _check(options: MeasureOptions, layers: str) -> None:
     """Raise UserError for options that exclude each other, before minutes are spent."""
-    if options.rows and options.generate:
-        raise UserError("--output holds the times of layers, and --generate measures none")
-    if options.rows and Path(options.rows).suffix.lower() != ".csv":
-        raise UserError(f"--output {options.rows!r} should end in .csv")
     if options.rows:
+        if options.generate:
+            raise UserError("--output holds the times of layers, and --generate measures none")
+        if Path(options.rows).suffix.lower() != ".csv":
+            raise UserError(f"--output {options.rows!r} should end in .csv")
         destination(options.rows)
     excluded = layers or ("--generate" if options.generate else "")
     if options.calibration and excluded:

@@ -32,7 +32,7 @@ def print_answer(answer: Answer, output: Printing) -> int:
         return answer._status
     if output.explain:
         say(answer._explanation())
-    elif not output.is_table:
+    elif output.format not in ("table", "markdown"):
         from kvcalc.report import export
 
         sys.stdout.writelines(export.FORMATS[output.format](answer._records))

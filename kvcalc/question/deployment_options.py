@@ -11,20 +11,20 @@ DATASHEET = "datasheet"  # no calibration: times are datasheet bounds
 AUTO = 0  # `--tp auto`
 
 
-def gpu_count(text: str, name: str, low: int = 1) -> int:
+def gpu_count(text: str, name: str) -> int:
     """Parse a number of GPUs, such as "4", from an option's text.
 
     Args:
         text: The text.
         name: Name of the option, for the error message.
-        low: Smallest valid number.
 
     Raises:
-        UserError: The text is not a whole number of at least `low`.
+        UserError: The text is not a whole number of at least 1.
     """
-    if not (text.isascii() and text.isdigit() and low <= int(text[:10]) < 10**9):
-        hint = f"Give a whole number from {low} up"
-        raise UserError(f"{name} {text!r} is not a number of GPUs", hint)
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:10]) < 10**9):
+        raise UserError(
+            f"{name} {text!r} is not a number of GPUs", "Give a whole number from 1 up"
+        )
     return int(text)
 
 

@@ -295,7 +295,7 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
     Args:
         run: The function or the class.
     """
-    parameters: list[Parameter] = []
+    parameters = []
     for parameter in inspect.signature(run).parameters.values():
         annotation, default = parameter.annotation, parameter.default
         if spec := question_in(annotation):

@@ -21,14 +21,6 @@ class Printing(Question, frozen=True):
     units: str = "gib"
     explain: bool = False
 
-    @property
-    def is_table(self) -> bool:
-        """Return whether the format is a table, plain or in Markdown, with a sentence above it.
-
-        The other formats, JSON and CSV, have only records.
-        """
-        return self.format in ("table", "markdown")
-
 
 class Output(Printing, frozen=True):
     """How an answer is printed, and whether its picture is drawn.

@@ -6,7 +6,7 @@ too, and a format if its unit has none that suits. A `Figure` gives further attr
     class SizeRecord(TypedDict):
         kv_cache_bytes: Annotated[int, "stored by all sequences on one GPU", "KV cache"]
         eviction_score_bytes: Annotated[int, "scores that an eviction policy stores"]
-        receptive_field: Annotated[IntOrNull, Figure("maximum distance; null …", unit="tokens")]
+        intensity: Annotated[float, Figure("flops ÷ bytes", formula="{flops} / {bytes}")]
 
 The columns of tables, the labels of `--explain`, the reference and the JSON Schema follow from it.
 Do not import annotations from `__future__` in this package, because `figures_of` reads them.
@@ -27,44 +27,57 @@ IntOrNull: TypeAlias = int | None
 TextOrNull: TypeAlias = str | None
 # The unit of a key by its ending. The first ending that matches counts.
 _UNIT_TABLE = """
-    bytes_per_token     bytes a token
-    per_million_tokens  money
-    per_hour            money
-    flops_per_s         FLOP a second
-    bytes_per_s         bytes a second
-    tokens_per_s        tokens a second
-    requests_per_s      requests a second
-    sequences_per_s     sequences a second
-    _s                  seconds
-    slo_ttft            seconds
-    slo_tpot            seconds
-    _w                  watts
-    _j                  joules
-    bytes               bytes
-    bytes_per_block     bytes
-    bytes_per_sm        bytes
-    flops               FLOP
-    num_blocks          count
-    parameters          count
-    _seqs               sequences
-    sequences           sequences
-    _len                tokens
-    tokens              tokens
-    context             tokens
-    block_size          tokens
-    batch_size          sequences
-    _error              share
-    _rate               share
-    _waste              share
-    share               share
-    spread              share
-    utilization         share
-    ratio               ratio
-    speedup             ratio
-    reduction           ratio
-    rate                requests a second
-    intensity           FLOP per byte
-    knee                FLOP per byte
+    bytes_per_token         bytes a token
+    per_million_tokens      money
+    per_hour                money
+    flops_per_s             FLOP a second
+    bytes_per_s             bytes a second
+    tokens_per_s            tokens a second
+    tokens_per_s_per_gpu    tokens a second
+    requests_per_s          requests a second
+    sequences_per_s         sequences a second
+    _s                      seconds
+    slo_ttft                seconds
+    slo_tpot                seconds
+    _w                      watts
+    _j                      joules
+    bytes                   bytes
+    bytes_per_block         bytes
+    bytes_per_sm            bytes
+    flops                   FLOP
+    num_blocks              count
+    parameters              count
+    _seqs                   sequences
+    sequences               sequences
+    stops_paying_at_batch   sequences
+    _len                    tokens
+    tokens                  tokens
+    context                 tokens
+    block_size              tokens
+    receptive_field         tokens
+    no_cache_doubles_from   tokens
+    first_fit_largest_hole  tokens
+    external_largest_hole   share
+    batch_size              sequences
+    cache_error             ratio
+    _error                  share
+    found_rate              requests a second
+    _rate                   share
+    _waste                  share
+    share                   share
+    slo_attainment          share
+    kv_peak                 share
+    spread                  share
+    utilization             share
+    ratio                   ratio
+    speedup                 ratio
+    reduction               ratio
+    overhead                ratio
+    cache_share_of_weights  ratio
+    to_knee                 ratio
+    rate                    requests a second
+    intensity               FLOP per byte
+    knee                    FLOP per byte
 """
 UNITS_OF_ENDINGS: dict[str, str] = dict(re.findall(r"(\w+) +(.+)", _UNIT_TABLE))
 # The unit of a key without such an ending, by its JSON type.
@@ -136,13 +149,13 @@ def figures_of(record: type) -> dict[str, Figure]:
     Args:
         record: A class whose annotations declare the keys, such as `SizeRecord`.
     """
-    declarations: dict[str, Any] = record.__annotations__
-    return {key: _complete(key, declaration) for key, declaration in declarations.items()}
+    declarations = record.__annotations__.items()
+    return {key: _complete(key, declaration) for key, declaration in declarations}
 
 
 def _complete(key: str, declaration: Any) -> Figure:
     """Return the figure of a declaration, with name, type and unit."""
-    origin: Any = get_origin(declaration)
+    origin = get_origin(declaration)
     if origin is NotRequired:
         (declaration,) = get_args(declaration)
     value_type, *description = get_args(declaration)
@@ -152,7 +165,7 @@ def _complete(key: str, declaration: Any) -> Figure:
     value_types = [get_origin(member) or member for member in members]
     json_type = next(JSON_TYPES.get(member, "object") for member in value_types)
     ending_unit = unit_of_key(key) if json_type in ("integer", "number") else ""
-    complete: Figure = replace(
+    return replace(
         figure,
         name=key,
         type=json_type,
@@ -160,7 +173,6 @@ def _complete(key: str, declaration: Any) -> Figure:
         required=origin is not NotRequired,
         unit=figure.unit or ending_unit or UNITS_OF_TYPES[json_type],
     )
-    return complete
 
 
 def record_schema(record: type) -> dict[str, object]:

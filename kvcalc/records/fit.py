@@ -310,9 +310,7 @@ class WasteRecord(TypedDict):
         IntOrNull, "requests refused for this reason; null if none fits"
     ]
     external_requests: Annotated[IntOrNull, "tried requests; null if none fits"]
-    external_largest_hole: Annotated[
-        FloatOrNull, Figure("share of the pool; null if none fits", unit="share")
-    ]
+    external_largest_hole: Annotated[FloatOrNull, "share of the pool; null if none fits"]
     paged_waste: Annotated[float, "wasted share of blocks"]
     paged_waste_tokens: Annotated[int, "wasted tokens of blocks"]
     paged_num_seqs: Annotated[int, "sequences that fit in blocks"]
@@ -362,8 +360,6 @@ class AllocationRecord(TypedDict):
     paged_free_tokens: Annotated[int, "after the line"]
     paged_wasted_tokens: Annotated[int, "reserved, but empty"]
     contiguous_free_slots: Annotated[int, "after the line", "slots free"]
-    first_fit_largest_hole: Annotated[
-        int, Figure("after the line", "largest hole", unit="tokens")
-    ]
+    first_fit_largest_hole: Annotated[int, "after the line", "largest hole"]
     paged_free_blocks: Annotated[int, "after the line", "blocks free"]
     block_table: Annotated[list[object] | None, "blocks of the sequence; null without blocks"]

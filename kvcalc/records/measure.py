@@ -187,12 +187,9 @@ class MeasuredLayerRecord(MachineRecord, CeilingsRecord):
     ]
     cache_error: Annotated[
         float,
-        Figure(
-            "largest change of the last output by the cache ÷ largest output",
-            "cache error",
-            "{:.0e}",
-            unit="ratio",
-        ),
+        "largest change of the last output by the cache ÷ largest output",
+        "cache error",
+        "{:.0e}",
     ]
     attention_ratio: Annotated[float, "ratio of attention only", "ratio", "{:.2f}×"]
     attention_spread: Annotated[float, "spread of attention only"]

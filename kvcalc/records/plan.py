@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, IntOrNull, TextOrNull
 from kvcalc.records.size import DraftRecord, ShardedRecord
 
 
@@ -121,7 +121,8 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
     ]
     tokens_per_s_per_gpu: Annotated[
         FloatOrNull,
-        Figure("per GPU; null if nothing fits", "tokens/s/GPU", unit="tokens a second"),
+        "per GPU; null if nothing fits",
+        "tokens/s/GPU",
     ]
     total_tokens_per_s: Annotated[
         FloatOrNull,

@@ -60,7 +60,6 @@ class WorkRecord(TypedDict):
             "predicted time ÷ bound; null without one of them",
             "overhead",
             "{:.3g}×",
-            unit="ratio",
             formula="{time_s} / {roofline_s}",
         ),
     ]
@@ -182,7 +181,6 @@ class AttentionRecord(BatchRecord):
             "ridge point ÷ intensity",
             "gap to ridge",
             "{:,.2f}×",
-            unit="ratio",
             formula="{knee} / {intensity}",
         ),
     ]

@@ -151,11 +151,8 @@ class NoCacheRecord(LatencyRecord):
     tpot_last_bound_s: Annotated[float, "datasheet bound of the last step with the cache"]
     no_cache_doubles_from: Annotated[
         IntOrNull,
-        Figure(
-            "smallest context at which a step without the cache takes twice as long; null if "
-            "there is none",
-            unit="tokens",
-        ),
+        "smallest context at which a step without the cache takes twice as long; null if "
+        "there is none",
     ]
 
 
@@ -203,11 +200,8 @@ class SpeculationRecord(TypedDict):
     ]
     stops_paying_at_batch: Annotated[
         IntOrNull,
-        Figure(
-            "smallest batch at which the draft costs more than it saves; null if there is none",
-            "stops paying at batch",
-            unit="sequences",
-        ),
+        "smallest batch at which the draft costs more than it saves; null if there is none",
+        "stops paying at batch",
     ]
     draft_weight_bytes: Annotated[int, "weights of the draft", "draft weights"]
     draft_cache_bytes: Annotated[int, "cache of the draft, for all sequences", "draft cache"]
@@ -257,10 +251,7 @@ class LoadRecord(TypedDict):
     slo_tpot: Annotated[FloatOrNull, "target; null without a target"]
     found_rate: Annotated[
         FloatOrNull,
-        Figure(
-            "highest rate that is sustained and meets the targets; null unless requested",
-            unit="requests a second",
-        ),
+        "highest rate that is sustained and meets the targets; null unless requested",
     ]
     num_speculative_tokens_from: Annotated[
         TextOrNull,
@@ -356,11 +347,8 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     slo_attainment: Annotated[
         FloatOrNull,
-        Figure(
-            "answered requests that meet every target; null without a target",
-            "within SLO",
-            unit="share",
-        ),
+        "answered requests that meet every target; null without a target",
+        "within SLO",
     ]
     padding_waste: Annotated[
         FloatOrNull,
@@ -380,7 +368,6 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
         Figure(
             "maximum allocated part of the budget; null without a budget",
             "KV peak",
-            unit="share",
             formula="{kv_peak_bytes} / {kv_budget_bytes}",
         ),
     ]

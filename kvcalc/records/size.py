@@ -78,7 +78,6 @@ class WeightsRecord(TypedDict):
         FloatOrNull,
         Figure(
             "stored bytes ÷ weight_bytes; null without a model",
-            unit="ratio",
             formula="{kv_cache_bytes} / {weight_bytes}",
         ),
     ]
@@ -119,10 +118,7 @@ class SizeRecord(ReplicaRecord, BatchRecord, WeightsRecord):
     ]
     receptive_field: Annotated[
         IntOrNull,
-        Figure(
-            "maximum distance that affects the output through all layers; null without a limit",
-            unit="tokens",
-        ),
+        "maximum distance that affects the output through all layers; null without a limit",
     ]
     mha_ratio: Annotated[
         FloatOrNull,

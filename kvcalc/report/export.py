@@ -6,10 +6,9 @@ A record is a flat mapping of keys to exact figures.
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from importlib import import_module
-from itertools import chain
 from typing import Any
 
 from kvcalc.errors import UserError, nearest
@@ -153,20 +152,15 @@ def to_csv(records: Records) -> str:
     return "".join(csv_pieces(records))
 
 
-def csv_pieces(records: Iterable[Record]) -> Iterator[str]:
+def csv_pieces(records: Records) -> Iterator[str]:
     """Yield the text of a CSV table in pieces: the line of column names, then one line per record.
 
-    Columns are the JSON keys of all records. If `records` is an iterator, which can be read only
-    once, they are the keys of its first record.
+    Columns are the JSON keys of all records.
 
     Args:
         records: The records. A value of None or NaN is an empty cell.
     """
-    if isinstance(records, Sequence):
-        columns = list(dict.fromkeys(key for record in records for key in record))
-    else:
-        first = next(iter(records), {})
-        columns, records = list(first), chain([first], records)
+    columns = list(dict.fromkeys(key for record in records for key in record))
     writer = csv.DictWriter(_Lines(), columns, lineterminator="\n", restval="")
     yield writer.writeheader()
     for record in records:

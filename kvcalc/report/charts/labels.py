@@ -77,13 +77,10 @@ def markers_on(axes: Any) -> list[Any]:
 
     Labels of points must not cover these boxes.
     """
-    from matplotlib.collections import PathCollection
     from matplotlib.transforms import Bbox
 
     boxes = []
     for markers in axes.collections:
-        if not isinstance(markers, PathCollection):
-            continue
         places = markers.get_offset_transform().transform(markers.get_offsets())
         areas = markers.get_sizes()
         for index, (x, y) in enumerate(places):

@@ -279,9 +279,9 @@ def _over_load(servers: Servers, keys: Mapping[str, str]) -> list[Series]:
     for number, (name, points) in enumerate(servers.items()):
         rows = [(load, r) for load, r in points if all(r.get(key) for key in keys.values())]
         xs = [load for load, _ in rows]
-        columns = {label: [r[key] for _, r in rows] for label, key in keys.items()}
         kind = "line"
-        for label, ys in columns.items():
+        for label, key in keys.items():
+            ys = [r[key] for _, r in rows]
             label = f"{name} {label}".strip() if len(keys) > 1 else name
             series.append(Series(label, xs, ys, kind, colour=number))
             kind = "edge"

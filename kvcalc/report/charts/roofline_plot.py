@@ -134,7 +134,7 @@ def _deployment_chart(
 ) -> Chart:
     """Return the chart of the passes of one deployment in one phase. Brief charts name roofs in
     words."""
-    (gpu,) = {gpu.name: gpu for gpu in gpus if gpu.name == passes[0][0]["gpu"]}.values()
+    gpu = next(gpu for gpu in gpus if gpu.name == passes[0][0]["gpu"])
     series = [
         roof._replace(label="", kind="quiet")
         for other in gpus

@@ -53,6 +53,7 @@ COLUMNS_IF_DIFFERENT = """
     model tensor_parallel_size engine dtype kv_cache_dtype gpu_memory_utilization
     requested_num_seqs fits
 """
+# model and data types that all rows share, in a footnote
 FORMAT_WORDING = {"model": "{}", "dtype": "{} weights", "kv_cache_dtype": "{} cache"}
 # values that a configuration has in common with another one in the same sentence
 COMPARABLE_KEYS = """
@@ -109,7 +110,7 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         basis += f", {extra[extra.index('--memory') + 1]} GPUs"
     notes = ["", basis, *_accuracy(result, gpu)]
     command = record["command"]
-    fixes: list[ConfigChange | None] = [small_cache(result)]
+    fixes = [small_cache(result)]
     if result.fits:
         rows.insert(0, rows.pop(index))
         title = _fit_sentence(records, fits, index)
@@ -387,25 +388,13 @@ def basis_line(records: Records, fits: Fits) -> str:
         records: Records of `fit`.
         fits: The memory and capacity of each record's configuration.
     """
-    words = format_words(records)
+    words = shared_words(records, FORMAT_WORDING)
     if not fits[0].needed.cache:
         words = [word for word in words if not word.endswith(" cache")]
     if not has_different_values(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
         words += _utilization(records)
     return ", ".join(words)
-
-
-def format_words(records: Records) -> list[str]:
-    """Return the model and the data types that all records share, as texts for a footnote.
-
-    Example: ["llama-3.1-8b", "bf16 weights", "bf16 cache"]. A value that differs between records is
-    left out.
-
-    Args:
-        records: The records of a table.
-    """
-    return shared_words(records, FORMAT_WORDING)
 
 
 def _utilization(records: Records) -> list[str]:

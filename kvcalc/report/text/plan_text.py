@@ -14,8 +14,8 @@ from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
-from kvcalc.report.row_names import split_words
-from kvcalc.report.text.fit_text import format_words, is_measured_on
+from kvcalc.report.row_names import shared_words, split_words
+from kvcalc.report.text.fit_text import FORMAT_WORDING, is_measured_on
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     BOUND,
@@ -56,8 +56,8 @@ PLAN_COLUMNS = columns(
 )
 
 
-def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> list[Table]:
-    """Return the table that `plan` prints, as a list of one.
+def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Table:
+    """Return the table that `plan` prints.
 
     For one load with its targets, the rows are its best deployments. For several loads, each row is
     the best deployment for a load.
@@ -68,14 +68,14 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
             datasheet bounds.
     """
     if len(plan.answers) > 1:
-        return [_several(plan, [rows[0] for rows in records if rows])]
+        return _several(plan, [rows[0] for rows in records if rows])
     answer, rows = plan.answers[0], [_row(record) for record in records[0]]
     title = sentence(answer, plan.space)
     tried = f"{answer.num_tried:,} configurations tried, {answer.num_met:,} meet the targets"
     if not rows:
-        return [Table(rows, PLAN_COLUMNS, title, ["", tried])]
+        return Table(rows, PLAN_COLUMNS, title, ["", tried])
     first = rows[0]
-    formats = format_words(rows)
+    formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
     listed = {row["gpu"] for row in rows}
     more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
@@ -108,9 +108,9 @@ def plan_tables(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> 
         notes.append(f"The closest {size} is {deployment_words(below)}: {reason(below)}.")
     if len(answer.best_by_gpu) > 1 and not answer.prices:
         notes.append("Sorted by GPU count. Add `--price-per-hour h100=2.5,…` to rank by cost.")
-    return [
-        Table(rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands)
-    ]
+    return Table(
+        rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands
+    )
 
 
 def _cheapest_tokens(rows: Records) -> str:
@@ -245,7 +245,11 @@ def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
     limit = f"up to {plan.space.max_gpus} GPUs"
     verb = "may be" if any(map(_is_unproven, plan.answers)) else "are"
     title = f"{len(met)} of {len(plan.answers)} requirements {verb} met with {limit}."
-    notes = footnotes(", ".join(format_words(rows)), *time_footnotes(rows)) if rows else []
+    notes = (
+        footnotes(", ".join(shared_words(rows, FORMAT_WORDING)), *time_footnotes(rows))
+        if rows
+        else []
+    )
     details = [f"Each row is the {size} deployment", f"{tried:,} configurations tried"]
     commands, about = _commands(met[0]) if met else ([], [])
     details += ["The command is of the first row that meets its targets", *about]

@@ -289,10 +289,12 @@ def choose_columns(table: Table) -> ColumnChoice:
     choice, inputs = ColumnChoice([], [], []), []
     for column in filled_columns(table):
         values = [r.get(column.key) for r in records]
-        places = sides(records, ("model", "gpu", column.key)).keys if column.is_optional else []
         is_constant = all(value == values[0] for value in values)
         other_key, remark = SAME_FIGURES.get(column.key, ("", ""))
-        if column.is_optional and column.key not in places:
+        if (
+            column.is_optional
+            and column.key not in sides(records, ("model", "gpu", column.key)).keys
+        ):
             continue
         if table.wide:
             choice.shown.append(column)

@@ -322,8 +322,8 @@ def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
     if not any(record.get("fits") is False for record in records):
         return table_columns
     inputs = [n for n, c in enumerate(table_columns) if c.is_input or c.is_optional]
-    end = inputs[-1] + 1
-    return [*table_columns[:end], FITS, *table_columns[end:]]
+    table_columns.insert(inputs[-1] + 1, FITS)
+    return table_columns
 
 
 def time_footnotes(records: Records) -> list[str]:
@@ -377,11 +377,11 @@ def time_details(records: Records) -> list[str]:
     Args:
         records: The rows, with the keys `time_basis` and `basis`.
     """
-    lines = []
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
-    if bases:
-        lines.append(f"Calibrations: {', '.join(bases)}.".replace(" calibration", ""))
-    if bases and any(r["time_basis"] == BOUND for r in records):
+    if not bases:
+        return []
+    lines = [f"Calibrations: {', '.join(bases)}.".replace(" calibration", "")]
+    if any(r["time_basis"] == BOUND for r in records):
         lines.append("Bounds are not ranked against predictions.")
     return lines
 
@@ -448,7 +448,7 @@ def predictions_first(records: Records) -> list[Record]:
     Args:
         records: Records with the key `time_basis`.
     """
-    return sorted(records, key=lambda record: bool(record["time_basis"] == BOUND))
+    return sorted(records, key=lambda record: record["time_basis"] == BOUND)
 
 
 def comparable_records(records: Records) -> list[Record]:
