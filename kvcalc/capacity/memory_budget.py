@@ -5,6 +5,7 @@ the weights that several GPUs store in full.
 """
 
 import json
+from collections import Counter
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -462,13 +463,13 @@ def replicated_data(
         second is the number of GPUs that store the same cached row, by the row's role, such as "k"
         or "latent"; roles without copies are left out.
     """
-    weights: dict[str, int] = {}
+    weights = Counter[str]()
     for name, weight, count in model.walk() if ranks.tp > 1 else ():
         local = weight.local(ranks)
         # a padded vocabulary has fewer copies
         if local.elements * ranks.tp >= 2 * weight.elements and not weight.expert:
             short = name.rpartition(".")[2]
-            weights[short] = weights.get(short, 0) + count * formats.weight_bytes(name, local)
+            weights[short] += count * formats.weight_bytes(name, local)
     copies: dict[str, int] = {}
     for layer in model.kinds.values():
         for entry in () if layer.shares_cache else layer.entries:

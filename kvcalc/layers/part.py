@@ -19,6 +19,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none
 Number = Annotated[int, msgspec.Meta(ge=1, le=100_000)]  # layers, GPUs, multiprocessors
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=10**12)]
+MhaSizes = tuple[int, int, int]  # heads, and widths of a key and of a value
 StateDtype = Literal["fp32", "bf16", "fp16"]
 
 
@@ -292,7 +293,7 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
         """
         return self if own else None
 
-    def as_mha(self) -> tuple[int, int, int]:
+    def as_mha(self) -> MhaSizes:
         """Return the dimensions of the plain multi-head attention (MHA) in place of this part.
 
         They are (query heads, elements of a key of one head, elements of a value of one head), for

@@ -47,6 +47,9 @@ _SIZE = re.compile(r"(?<![a-z\d.])\d+(?:\.\d+)?[bm](?![a-z\d])")  # 7b of qwen2.
 _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
+PathsByName = dict[str, Path]
+
+
 def key(name: str, dots: bool = False) -> str:
     """Return a preset name in the form in which names are compared, so that spellings match.
 
@@ -114,7 +117,7 @@ def shipped_folder() -> Path:
     return package / "presets"
 
 
-def preset_files(kind: str) -> dict[str, Path]:
+def preset_files(kind: str) -> PathsByName:
     """Return the YAML file of each preset of a kind, by file name without `.yaml`.
 
     A user's preset replaces a shipped preset of the same name.
@@ -122,7 +125,7 @@ def preset_files(kind: str) -> dict[str, Path]:
     Args:
         kind: `models` or `gpus`.
     """
-    results: dict[str, Path] = {}
+    results: PathsByName = {}
     for folder in [*user_folders(), shipped_folder()]:
         parent = folder / kind
         try:
@@ -152,7 +155,7 @@ def find(name: str, kind: str) -> Path:
     result = _matching(name, files, kind)
     if result:
         return result
-    aliases: dict[str, Path] = {}
+    aliases: PathsByName = {}
     for path in files.values():
         for alias in _aliases(path):
             aliases.setdefault(alias, path)
@@ -162,9 +165,7 @@ def find(name: str, kind: str) -> Path:
     raise _unknown(name, kind, files, aliases)
 
 
-def _unknown(
-    name: str, kind: str, files: dict[str, Path], aliases: dict[str, Path]
-) -> UserError:
+def _unknown(name: str, kind: str, files: PathsByName, aliases: PathsByName) -> UserError:
     """Return the error about a name without a preset, with the text to type instead."""
     paths = aliases | files
     counted = _COUNT_LAST.fullmatch(name) or _COUNT_FIRST.fullmatch(name)
@@ -211,7 +212,7 @@ def similar_models(name: str, names: Iterable[str]) -> list[str]:
     return beginning or similar or [n for n in names if key(low) in key(n)]
 
 
-def _matching(name: str, paths: dict[str, Path], kind: str) -> Path | None:
+def _matching(name: str, paths: PathsByName, kind: str) -> Path | None:
     plain_key, dotted = key(name), key(name, dots=True)
     close = [other for other in paths if key(other) == plain_key]
     exact = [other for other in close if key(other, dots=True) == dotted]

@@ -79,8 +79,8 @@ def forward(
 def through_layers(
     model: Model,
     batch: Batch,
-    precision: Precision = PUBLISHED,
-    parallelism: Parallelism = ONE_GPU,
+    precision: Precision,
+    parallelism: Parallelism,
     mla_form: str = "auto",
     all_positions: bool = False,
 ) -> list[Operator]:

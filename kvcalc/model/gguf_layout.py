@@ -7,7 +7,7 @@ biases, routers and learned positions are float32. Sources: conversion/*.py in l
 float32 tensors), src/llama-quant.cpp (types).
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial
 
@@ -77,18 +77,16 @@ def _stored_by_mix(model: Model, mix: str, imatrix: bool, label: str) -> Model:
 
     tensors.sort(key=lambda tensor: (tensor.layer, tensor.name))  # llama.cpp's order
     types = mixed_types(tensors, mix, imatrix, _facts(model))
-    pieces: dict[tuple[int, str], list[tuple[str, Tensor]]] = {}
+    pieces = defaultdict(list)  # (layer, weight) → its tensors, each with its type
     for type_, tensor in zip(types, tensors, strict=True):
         for weight in tensor.weights:
-            pieces.setdefault((tensor.layer, weight), []).append((type_, tensor))
+            pieces[tensor.layer, weight].append((type_, tensor))
 
-    stored: dict[int, list[tuple[str, str]]] = {n: [] for n in range(-1, model.layers)}
+    stored: dict[int, MatrixFormats] = defaultdict(tuple)
     for (layer, weight), parts in pieces.items():
-        stored[layer].append((weight, _format(model, weight, parts)))
+        stored[layer] += ((weight, _format(model, weight, parts)),)
     buffers = 4 * (model.rope_factors + _routing_biases(model))
-    return with_stored_formats(
-        model, {n: tuple(pairs) for n, pairs in stored.items()}, label, "fp32", buffers
-    )
+    return with_stored_formats(model, stored, label, "fp32", buffers)
 
 
 def _format(model: Model, weight: str, parts: list[tuple[str, Tensor]]) -> str:
@@ -238,12 +236,12 @@ def with_stored_formats(
     keys = [(kind, stored[layer]) for layer, kind in enumerate(model.order)]
     names = _names(keys)
     order = tuple(names[key] for key in keys)
-    covers: dict[str, list[str]] = {}
+    covers = defaultdict(list)  # format → names of its weights
     for (_, pairs), kind in names.items():
         for weight, format_ in pairs:
-            covers.setdefault(format_, []).append(f"{kind}.{weight}")
+            covers[format_].append(f"{kind}.{weight}")
     for weight, format_ in stored[-1]:
-        covers.setdefault(format_, []).append(weight)
+        covers[format_].append(weight)
         if weight == "embedding" and model.tie_word_embeddings:
             covers[format_].append("lm_head")
 

@@ -19,8 +19,8 @@ import msgspec
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import ONE_GPU, Parallelism
 from kvcalc.layers.cache import CacheEntry
-from kvcalc.layers.weights import Formats, Weight
-from kvcalc.model.model import Model, memoized
+from kvcalc.layers.weights import Formats
+from kvcalc.model.model import CountedWeight, Model, memoized
 from kvcalc.model.pipeline import Stage, check, stages
 from kvcalc.model.precision import PUBLISHED, Precision, formats_of, stored_as
 from kvcalc.records.size import SizeRecord
@@ -412,7 +412,7 @@ def stage_weight_bytes(
     return int(model.memo[key])
 
 
-def walk_stage(model: Model, stage: Stage) -> Iterator[tuple[str, Weight, int]]:
+def walk_stage(model: Model, stage: Stage) -> Iterator[CountedWeight]:
     """Yield (full name, weight, number of times it occurs) for every weight on a pipeline stage.
 
     The full name is `kind.weight`, such as `dense.q`, and its number is the stage's layers of this

@@ -75,6 +75,7 @@ class Vision(PresetStruct, frozen=True):
 
 MAX_KINDS = 256  # kinds of layer: a searched model has a few dozen
 Norm = Literal["rms", "layer", "layer_no_bias", "none"]
+CountedWeight = tuple[str, Weight, int]  # full name, weight, number of layers
 NORM_VECTORS = {"rms": 1, "layer": 2, "layer_no_bias": 1, "none": 0}
 
 
@@ -418,7 +419,7 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
             result.append(vector("lm_head_bias", vocab, shards=vocab))
         return tuple(result)
 
-    def walk(self) -> tuple[tuple[str, Weight, int], ...]:
+    def walk(self) -> tuple[CountedWeight, ...]:
         """Return (full name, weight, number of times it occurs) for every weight of the model.
 
         The full name is `kind.weight`, such as `dense.q`, and its number is the layers of this
@@ -578,7 +579,7 @@ def _layer_weights(model: Model, kind: str) -> tuple[Weight, ...]:
     return (vector("norms", norm), *weights) if norm else tuple(weights)
 
 
-def _walk(model: Model) -> tuple[tuple[str, Weight, int], ...]:
+def _walk(model: Model) -> tuple[CountedWeight, ...]:
     rows = [(w.name, w, 1) for w in model.outer_weights if w.name not in model.lent]
     for kind, count in model.counts.items():
         if not count:

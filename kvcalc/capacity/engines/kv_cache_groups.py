@@ -160,9 +160,9 @@ def group_layers(layers: StageSpecs) -> list[KVCacheGroup]:
             )
         # windows of keys and values next to latents
         return [KVCacheGroup(tuple(promote_windows(layers)))]
-    buckets: dict[Spec, list[StageSpec]] = {}
+    buckets = defaultdict(list)
     for stage, spec in equal_layers:
-        buckets.setdefault(spec, []).append((stage, spec))
+        buckets[spec].append((stage, spec))
     size = choose_group_size([len(bucket) for bucket in buckets.values()])
     return [
         KVCacheGroup(tuple(bucket[i :: -(-len(bucket) // size)]))

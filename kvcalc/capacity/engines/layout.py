@@ -460,13 +460,16 @@ class NoCache(CacheLayout):
         return where(budget >= 0, self.max_num_seqs, 0)
 
 
+Costs = list[tuple[int, int]]  # bytes of all sequences together, and of each
+
+
 class LinearLayout(CacheLayout):
     """A layout in which n sequences of equal length need common + n · own bytes on one GPU.
 
     A subclass states both numbers in `costs`.
     """
 
-    def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
+    def costs(self, length: int, shared: int) -> Costs:
         """Return pairs (common, own) of bytes on one GPU, which give the bytes of n sequences.
 
         n sequences need the maximum of common + n · own over all pairs. `common` are bytes that do
@@ -514,7 +517,7 @@ class BlockPool(LinearLayout):
     def request_blocks(self, length: int) -> int:
         return sum(demand.count(length) for demand in self.demands)
 
-    def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
+    def costs(self, length: int, shared: int) -> Costs:
         """Return one pair (common, own) of bytes on one GPU; n sequences need common + n · own.
 
         `common` are the bytes of shared and placeholder blocks, `own` the bytes of one sequence's
@@ -558,7 +561,7 @@ class Content(LinearLayout):
         self.rows = list(rows)
         self._ratios = {r.entry.ratio for r in self.rows if r.entry.span is Span.PARTIAL}
 
-    def costs(self, length: int, shared: int) -> list[tuple[int, int]]:
+    def costs(self, length: int, shared: int) -> Costs:
         """Return pairs (common, own) of bytes on one GPU, which give the bytes of n sequences.
 
         n sequences need the maximum of common + n · own over all pairs. `common` are bytes that all

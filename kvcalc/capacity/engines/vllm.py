@@ -202,9 +202,10 @@ def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
         is_chunk = part.rows[0].entry.span is Span.CHUNK
         kind = SpecKind.CHUNK if is_chunk else SpecKind.WINDOW
     specs = [Spec(kind, part.row_bytes, part.limit, latent=part.is_latent)]
-    for key in part.index_keys:
-        specs.append(Spec(SpecKind.FULL, key.row_bytes, latent=part.is_latent, main=False))
-    return specs
+    return specs + [
+        Spec(SpecKind.FULL, key.row_bytes, latent=part.is_latent, main=False)
+        for key in part.index_keys
+    ]
 
 
 def _entries(model: Model, part: Sublayer) -> CacheEntries:

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from kvcalc.arithmetic import Num, floor_div
 from kvcalc.layers.cache import CacheEntries, CacheEntry, Span
 from kvcalc.layers.cost import Operator, causal_pairs, compressed_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, MhaSizes, Size, Sublayer, Tokens
 from kvcalc.layers.passes import ROPE_FLOPS, Pass
 
 # Weights that read x to compress blocks of tokens.
@@ -268,7 +268,7 @@ class Compressed(Sublayer, frozen=True, tag="compressed"):
         """
         return Compressed(**{name: getattr(self, name) for name in _WINDOW_FIELDS.split()})
 
-    def as_mha(self) -> tuple[int, int, int]:
+    def as_mha(self) -> MhaSizes:
         return self.num_attention_heads, self.head_dim, self.head_dim
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from kvcalc.arithmetic import Num, maximum
 from kvcalc.layers.cache import CacheEntries, CacheEntry, EvictionRule, Span
 from kvcalc.layers.cost import Operator, causal_pairs, chunk_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, MhaSizes, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 
 
@@ -262,5 +262,5 @@ class Grouped(Sublayer, frozen=True, tag="grouped"):
     def storing(self, own: bool) -> "Grouped | None":
         return replace(self, kv_projection=own)
 
-    def as_mha(self) -> tuple[int, int, int]:
+    def as_mha(self) -> MhaSizes:
         return self.num_attention_heads, self.head_dim, self.value_width

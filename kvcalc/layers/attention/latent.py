@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from kvcalc.arithmetic import Num, at_least
 from kvcalc.layers.cache import CacheEntries, CacheEntry
 from kvcalc.layers.cost import Operator, Role, causal_pairs
-from kvcalc.layers.part import Count, Size, Sublayer, Tokens
+from kvcalc.layers.part import Count, MhaSizes, Size, Sublayer, Tokens
 from kvcalc.layers.passes import NORM_FLOPS, ROPE_FLOPS, Pass
 from kvcalc.layers.weights import Weight, WeightsByName
 
@@ -265,7 +265,7 @@ class Latent(Sublayer, frozen=True, tag="latent"):
     def storing(self, own: bool) -> "Latent | None":
         return replace(self, kv_projection=own)
 
-    def as_mha(self) -> tuple[int, int, int]:
+    def as_mha(self) -> MhaSizes:
         return self.num_attention_heads, self.v_head_dim, self.v_head_dim
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import yaml
@@ -41,20 +41,7 @@ _SWITCHES = {
 }
 
 
-class ConfigNote(NamedTuple):
-    """Notes about how a config.json was read.
-
-    Attributes:
-        notes: Sentences for the user.
-        exact: False if the computed parameter count may be wrong: kvcalc has no rules for the model
-            type, the choice of the type is uncertain, or an unread key may add weights.
-    """
-
-    notes: tuple[str, ...]
-    exact: bool
-
-
-def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
+def collect_notes(c: Config, resolved: ModelType, entry: Type) -> tuple[tuple[str, ...], bool]:
     """Return notes for the user about how a config.json was read.
 
     Notes name the general rules and the defaults that were used, and the keys that no reader used.
@@ -64,6 +51,11 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
         c: The config.json, after its layers were read.
         resolved: The model type that read the file.
         entry: The table entry of this type.
+
+    Returns:
+        Sentences for the user, and whether the computed parameter count is exact. It may be wrong
+        if kvcalc has no rules for the model type, the choice of the type is uncertain, or an unread
+        key may add weights.
 
     Raises:
         UserError: The type has no table entry, and an unread key may change weights or cache.
@@ -101,7 +93,7 @@ def collect_notes(c: Config, resolved: ModelType, entry: Type) -> ConfigNote:
         )
     if others:
         notes.append(f"keys not read: {_joined(others)}")
-    return ConfigNote(tuple(notes), resolved.has_entry and resolved.exact and not weights)
+    return tuple(notes), resolved.has_entry and resolved.exact and not weights
 
 
 def may_carry_weights(key: str) -> bool:

@@ -5,6 +5,7 @@ compressed-tensors and ModelOpt here, further tools in `quantized_modules`. An u
 its name, and kvcalc computes no sizes for it.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -355,9 +356,9 @@ class Storage:
     def _set_groups(self, formats: Mapping[str, str], default: str = "") -> None:
         """Set the groups: the modules of each format, and the default format for all other
         modules."""
-        modules: dict[str, list[str]] = {}
+        modules = defaultdict(list)
         for module, name in formats.items():
-            modules.setdefault(name, []).append(module)
+            modules[name].append(module)
         self.groups = [(name, self._rules(names)) for name, names in modules.items()]
         if default:
             self.groups.append((default, self._rules(["*"])))

@@ -135,12 +135,12 @@ def model_from(
     if changes and not resolved.has_entry:
         apply_settling_changes(c, changes)
     model, storage = _model(c, entry, printable(name, 80), resolved)
-    reading = collect_notes(c, resolved, entry)
+    notes, is_exact = collect_notes(c, resolved, entry)
     vision, vision_notes = tower(data, file_name, model.hidden_size)
     return replace(
         model,
-        notes=(*model.notes, *storage.notes, *reading.notes, *vision_notes),
-        parameters_exact=reading.exact,
+        notes=(*model.notes, *storage.notes, *notes, *vision_notes),
+        parameters_exact=is_exact,
         vision=vision,
     )
 

@@ -196,6 +196,7 @@ def busiest_load(tokens: Array, top: Array, experts: Array, ranks: Array) -> Exp
 AUTOTUNED_TILES = read_shapes("16x128 32x128 64x128 128x128")
 # Tiles if the engine ships a tuned file.
 TUNED_TILES = read_shapes("16x64 16x128 32x128 64x128 128x128 128x256")
+MARLIN_ROWS, OPENAI_ROWS = (8.0, 16.0, 32.0, 48.0), (16.0, 32.0, 64.0)  # of smaller tiles
 MAX_TILE_FILL = 0.9  # Marlin: share of a tile's rows that an expert's mean pairs may fill
 TilePlan = tuple[Array, Array, Array]  # number of tiles, and rows and columns of a tile
 
@@ -339,8 +340,8 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             "vllm": (32, 64, 96, 512),
             "vllm_block": (64,),
             "sglang": (experts / ranks,),
-            "marlin": tuple(MAX_TILE_FILL * m * tokens_per_row for m in (8, 16, 32, 48)),
-            "openai": (16 * tokens_per_row, 32 * tokens_per_row, 64 * tokens_per_row),
+            "marlin": tuple(MAX_TILE_FILL * m * tokens_per_row for m in MARLIN_ROWS),
+            "openai": tuple(m * tokens_per_row for m in OPENAI_ROWS),
         }
         return changes.get(self.tiles, ())
 
@@ -365,10 +366,10 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             case "sglang_block":
                 return 64.0, 128.0
             case "marlin":
-                fits = [mean < MAX_TILE_FILL * m for m in (8, 16, 32, 48)]
-                return select(fits, (8.0, 16.0, 32.0, 48.0), 64.0), 128.0
-        fits = [mean <= 16, mean <= 32, mean <= 64]
-        return select(fits, (16.0, 32.0, 64.0), 128.0), 128.0
+                fits = [mean < MAX_TILE_FILL * m for m in MARLIN_ROWS]
+                return select(fits, MARLIN_ROWS, 64.0), 128.0
+        fits = [mean <= m for m in OPENAI_ROWS]
+        return select(fits, OPENAI_ROWS, 128.0), 128.0
 
 
 # Bytes of a stored weight, scales included, by the format that rows name: 16-bit scales per 32 for
