@@ -147,6 +147,9 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
         return shlex.join(word for words in changed for word in words)
 
 
+ConfigChanges = Iterator[ConfigChange]
+
+
 class Advice(NamedTuple):
     """Advice for a request that does not fit.
 
@@ -230,7 +233,7 @@ def small_cache(result: Fit) -> ConfigChange | None:
     return change if change and change.sequences > result.sequences else None
 
 
-def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
+def smaller_weights(start: ConfigChange) -> ConfigChanges:
     """Yield the request with each smaller weight format that the engine can load, largest first.
 
     A format must save at least 10% of the weights' bytes. fp8 is left out if the GPU has no fp8
@@ -259,7 +262,7 @@ def smaller_weights(start: ConfigChange) -> Iterator[ConfigChange]:
 
 def first_fitting_changes(
     kinds: Iterable[Iterable[ConfigChange]], fits: Callable[[ConfigChange], Any]
-) -> Iterator[ConfigChange]:
+) -> ConfigChanges:
     """Yield from each group of changes the first change that fits, so that advice stays short.
 
     A group without such a change yields nothing.
@@ -325,7 +328,7 @@ def _missing(result: Fit) -> str:
     return f"has {available} of KV cache{per_gpu} of the {needed} needed"
 
 
-def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
+def _same_gpus(result: Fit) -> ConfigChanges:
     """Yield changes on the same GPUs: fewer sequences of the engine, a larger share, a smaller
     cache format and smaller weights, the smallest change first.
 
@@ -354,7 +357,7 @@ def _same_gpus(result: Fit) -> Iterator[ConfigChange]:
         yield from host_layers(request, result.model)
 
 
-def host_layers(request: ConfigChange, model: Model) -> Iterator[ConfigChange]:
+def host_layers(request: ConfigChange, model: Model) -> ConfigChanges:
     """Yield more and more layers in host memory, of a mixture of experts only their experts.
 
     Args:
@@ -368,7 +371,7 @@ def host_layers(request: ConfigChange, model: Model) -> Iterator[ConfigChange]:
             yield request.changed(n_gpu_layers=model.layers + 1 - count)
 
 
-def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:
+def _more_gpus(result: Fit, all_experts: bool) -> ConfigChanges:
     """Yield changes that double the tensor-parallel ranks, then changes that double the pipeline
     stages.
 
@@ -383,7 +386,7 @@ def _more_gpus(result: Fit, all_experts: bool) -> Iterator[ConfigChange]:
 
 def wider_requests(
     request: ConfigChange, name: str, all_experts: bool = False
-) -> Iterator[ConfigChange]:
+) -> ConfigChanges:
     """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
     The last number is the first that is 64 or more. If experts are spread over all GPUs of a stage,
@@ -412,7 +415,7 @@ def wider_requests(
         yield wider
 
 
-def _shorter_context(result: Fit) -> Iterator[ConfigChange]:
+def _shorter_context(result: Fit) -> ConfigChanges:
     """Yield the change to the longest context that fits.
 
     Yield nothing if not even one token fits, or if some sequences of the requested length fit.

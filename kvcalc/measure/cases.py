@@ -232,8 +232,8 @@ class LayerStack:
 
     def caches(self) -> list[LayerCache]:
         """Return one new, empty cache per layer. Layers that share a cache get the same object."""
-        case, x = self.case, self.x
-        return model_caches(case.model, case.batch_size, case.context, x.dtype, x.device)
+        case = self.case
+        return model_caches(case.model, case.batch_size, case.context, self.x)
 
     def step(self, caches: Sequence[LayerCache]) -> Tensor:
         """Run all layers once on the random inputs, and return the output of the last layer.
@@ -262,13 +262,13 @@ class LayerStack:
         """
         model, tokens = self.case.model, min(self.case.context, MAX_COMPARED)
         x = self.x.new_empty(1, tokens, model.hidden_size).normal_()
-        caches = model_caches(model, 1, tokens, x.dtype, x.device)
+        caches = model_caches(model, 1, tokens, x)
         if tokens > 1:
             self._outputs(x[:, :-1], caches, 0)
         cached = self._outputs(x[:, -1:], caches, tokens - 1)
         empty: list[LayerCache | None] = [None] * len(caches)
         if any(layer.shares_cache for layer in model.kinds.values()):
-            empty = [*model_caches(model, 1, tokens, x.dtype, x.device)]
+            empty = [*model_caches(model, 1, tokens, x)]
         whole = self._outputs(x, empty, 0)[:, -1:]
         return float((cached - whole).abs().max() / whole.abs().max())
 

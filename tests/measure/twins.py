@@ -83,7 +83,7 @@ def inputs(batch: int, tokens: int, dtype: Any = torch.float64) -> Any:
 
 def new_cache(layer: Mixer, batch: int, capacity: int, dtype: Any = torch.float64) -> LayerCache:
     """Return an empty cache of a layer. States of a float64 layer are in float64 too."""
-    cache = tuple(CacheRows(entry, batch, capacity, dtype, torch.device("cpu")) for entry in layer.spec.cache())
+    cache = tuple(CacheRows(entry, batch, capacity, torch.empty(0, dtype=dtype)) for entry in layer.spec.cache())
     for rows in cache if dtype == torch.float64 else ():
         rows.tensor = rows.tensor.double()
     return cache

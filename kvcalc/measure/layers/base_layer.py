@@ -36,8 +36,8 @@ class CacheRows:
         entry: Specification of the cache entry.
         batch: Number of sequences.
         capacity: Maximum tokens of a sequence.
-        dtype: Data type of the rows, if the entry does not fix another.
-        device: Torch device.
+        like: Tensor on the device of the rows, with their data type if the entry does not fix
+            another.
 
     Attributes:
         tensor: The stored rows, [batch, heads, rows, width].
@@ -45,19 +45,12 @@ class CacheRows:
             0.
     """
 
-    def __init__(
-        self,
-        entry: CacheEntry,
-        batch: int,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, entry: CacheEntry, batch: int, capacity: int, like: Tensor) -> None:
         self.limit = entry.limit if entry.grows else 0
         self.capacity = capacity
         shape = batch, entry.heads, int(entry.stored_rows(capacity)), entry.width
-        dtype = DTYPES[entry.dtype] if entry.dtype else dtype
-        self.tensor = torch.zeros(shape, dtype=dtype, device=device)
+        dtype = DTYPES[entry.dtype] if entry.dtype else like.dtype
+        self.tensor = torch.zeros(shape, dtype=dtype, device=like.device)
 
     def append(self, rows: Tensor, past: int) -> Tensor:
         """Write the rows of new tokens, and return all rows that the new tokens attend to.
@@ -107,9 +100,7 @@ class CacheRows:
 LayerCache = tuple[CacheRows, ...]  # rows and states in the order of the layer's entries
 
 
-def model_caches(
-    model: Model, batch: int, capacity: int, dtype: torch.dtype, device: torch.device
-) -> list[LayerCache]:
+def model_caches(model: Model, batch: int, capacity: int, like: Tensor) -> list[LayerCache]:
     """Return one empty cache per layer of a model, in the order of the layers.
 
     A layer that shares a cache gets the cache of the layer before it.
@@ -118,8 +109,8 @@ def model_caches(
         model: The model.
         batch: Number of sequences.
         capacity: Maximum tokens of a sequence.
-        dtype: Data type of the cache, if an entry does not fix another.
-        device: Torch device.
+        like: Tensor on the device of the cache, with its data type if an entry does not fix
+            another.
     """
     caches: list[LayerCache] = []
     for kind in model.order:
@@ -127,8 +118,8 @@ def model_caches(
         if layer.shares_cache and caches:
             caches.append(caches[-1])
         else:
-            sizes = batch, capacity, dtype, device
-            caches.append(tuple(CacheRows(entry, *sizes) for entry in layer.entries))
+            rows = (CacheRows(entry, batch, capacity, like) for entry in layer.entries)
+            caches.append(tuple(rows))
     return caches
 
 

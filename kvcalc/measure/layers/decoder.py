@@ -125,8 +125,7 @@ class Decoder(nn.Module):
             batch: Number of sequences.
             capacity: Maximum tokens of a sequence.
         """
-        table = self.embedding.weight
-        return model_caches(self.model, batch, capacity, table.dtype, table.device)
+        return model_caches(self.model, batch, capacity, self.embedding.weight)
 
     def forward(
         self,
