@@ -151,13 +151,14 @@ def _shown_columns(records: Records, fits: Fits) -> list[Column]:
 
 def _described_row(records: Records, fits: Fits) -> int:
     """Return the index of the configuration in the sentence: the one with the most users, among
-    those that fit like the first. Equal users are compared by their length.
+    those that fit like the first. Equal users are compared by their length, then by the low end.
 
     If nothing fits, it is the configuration with the most users, then with the most free bytes.
     """
     if not fits[0].fits:
         return max(range(len(fits)), key=lambda i: (fits[i].sequences, fits[i].headroom_bytes))
-    return records.index(max(_comparable_records(records, fits), key=_size))
+    fitting = _comparable_records(records, fits)
+    return records.index(max(fitting, key=lambda r: (*_size(r), r["low_num_seqs"] or 0)))
 
 
 def _size(record: Record) -> tuple[int, int]:
@@ -277,7 +278,16 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
         return f"{record['model']} on {place} fits {counts.rstrip(',')}."
     is_single = counts.startswith("1 user ") and " or " not in counts
     verb = "may fit" if record["low_num_seqs"] == 0 else f"fit{'s' * is_single}"
-    return answer_sentence(f"{counts} {verb} on {place}", *clauses)
+    name = _distinguishing_values(records, record)
+    return answer_sentence(f"{counts} {verb} on {place}{name}", *clauses)
+
+
+def _distinguishing_values(records: Records, record: Record) -> str:
+    """Return the values that distinguish a record from others on the same GPUs, such as
+    ` with fp8 cache`; '' if there are none."""
+    rivals = equal_records(records, record, *COMPARABLE_KEYS.split()[3:])
+    name = sides(rivals).names[rivals.index(record)]
+    return f" {'and' if ' with ' in placement_words(record) else 'with'} {name}" * bool(name)
 
 
 def _is_same_start(fit: Fit, other: Fit) -> bool:
@@ -299,10 +309,8 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     place, unshared = placement_words(record), record["unshared_num_seqs"]
     clauses = []
     least = min(reversed(_comparable_records(records, fits)), key=_size)
-    name, other_name = sides([record, least]).names
-    if name:
-        clauses.append(f" {'and' if ' with ' in place else 'with'} {name}")
-        clauses.append(f", {_users(least, record)} with {other_name}")
+    if least is not record:
+        clauses.append(f", {_users(least, record)} with {sides([least, record]).names[0]}")
     if unshared not in (None, best.sequences):
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
