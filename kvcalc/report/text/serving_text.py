@@ -1,6 +1,7 @@
 """Printed answers of `latency` and `serve`."""
 
 from collections.abc import Callable
+from math import inf
 
 from msgspec.structs import replace
 
@@ -146,10 +147,7 @@ def _latency_sentence(records: Records) -> str:
     at_least, at_most = _bound_words(first)
     misfit = ", but it does not fit" * (first.get("fits") is False)
     if not equal:
-        rate = first["batch_size"] / first["tpot_s"] if first["tpot_s"] else 0.0
-        return answer_sentence(
-            f"{_server_words(first)} generates {at_most}{rate:,.1f} tokens/s{misfit}"
-        )
+        return _generation_sentence(records)
     names = sides(equal).names
     times = [r["e2e_s"] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
@@ -198,6 +196,24 @@ def _latency_sentence(records: Records) -> str:
     server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {work}"
     return answer_sentence(start, *([misfit] if misfit else clauses))
+
+
+def _generation_sentence(records: Records) -> str:
+    """Return a sentence on the tokens per second of the first and the last of records without a
+    predicted TTFT."""
+    first = records[0]
+    wording = {**WORDING, **LOAD_WORDING}
+    names = sides(records, (*DEPLOYMENT, *LOAD_WORDING), wording).names
+    rates = [
+        f"{r['batch_size'] / (r['tpot_s'] or inf):,.1f} tokens/s{f' with {name}' * bool(name)}"
+        for r, name in zip(records, names, strict=True)
+    ]
+    server = _server_words(first)
+    if names[0].startswith(first["model"]):
+        server = server.partition(" on ")[2]
+    work = " and ".join(dict.fromkeys([rates[0], rates[-1]]))
+    misfit = ", but it does not fit" * (first.get("fits") is False)
+    return answer_sentence(f"{server} generates {_bound_words(first)[1]}{work}{misfit}")
 
 
 def _bound_clauses(records: Records) -> list[str]:
