@@ -59,6 +59,8 @@ SIZE_COLUMNS = columns(
     hidden="gpus",
 )
 
+MAX_SIZES = 3  # sizes in one sentence
+
 
 def size_table(
     records: Sequence[SizeRecord],
@@ -158,6 +160,14 @@ def _size_sentence(
                 f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
                 f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
                 f", {ratio(most / least)} as much" if least else "",
+            )
+        if len(groups) <= MAX_SIZES:
+            sizes = [
+                f"{format_bytes(size)}{per_gpu} with {_joined(names)}"
+                for size, names in groups.items()
+            ]
+            return answer_sentence(
+                f"{model.name} stores {load_words(last)} in {join_words(sizes)}"
             )
         sentence = f"{subject} {size} to {format_bytes(most)} {cache}"
         return answer_sentence(sentence, f", the least with {smallest}")

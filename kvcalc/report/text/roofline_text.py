@@ -80,7 +80,9 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
     totals = [records[-1] for *_, records in passes]
     if len(totals) > 1:
         summary_columns = marked_columns(totals, SUMMARY_COLUMNS)
-        yield Table(totals, summary_columns, _summary_sentence(totals), [""])
+        deployment, total = passes[0][0], totals[0]
+        ffn_size = _compute_bound_sizes(deployment, total["phase"], total["context"]).get("FFN")
+        yield Table(totals, summary_columns, _summary_sentence(totals, ffn_size), [""])
     names = sides(totals, DEPLOYMENT[2:6]).names
     for name, (deployment, _, records) in zip(names, passes, strict=True):
         total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
@@ -136,21 +138,28 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
     return answer_sentence(f"{subject} takes {at_least}{time}", limit, read, ffn)
 
 
-def _summary_sentence(totals: Records) -> str:
-    """Return a sentence on the fastest and the slowest of several passes, and on their bounds."""
+def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
+    """Return a sentence on the fastest and the slowest of several passes, and on their bounds.
+
+    Args:
+        ffn_size: Smallest batch or prompt with a compute-bound FFN in the first pass.
+    """
     comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
     names = sides(comparable, PASS_KEYS, PASS_WORDING).names
     times = [total["time_s"] or total["roofline_s"] for total in comparable]
     fastest = names[times.index(min(times))].replace(", ", " and ")
     bounds = [total["bound"] for total in totals]
-    limit = f", and {bounds.count('memory')} of {len(bounds)} are memory-bound"
+    limit = f", {bounds.count('memory')} of {len(bounds)} memory-bound"
     if len(set(bounds)) == 1:
-        limit = f", and is always {bounds[0]}-bound"
+        limit = f", always {bounds[0]}-bound"
     at_least = "at least " * (comparable[0]["time_s"] is None)
     span = " to ".join(dict.fromkeys(map(kernel_seconds, (min(times), max(times)))))
     models = " and ".join(distinct_values(totals, "model"))
     subject = f"A {PHASES[totals[0]['phase']]} of {models}"
-    return answer_sentence(f"{subject} takes {at_least}{span}, the least with {fastest}", limit)
+    ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
+    return answer_sentence(
+        f"{subject} takes {at_least}{span}, the least with {fastest}", limit, ffn
+    )
 
 
 def _ordered_columns(records: Records) -> list[Column]:
