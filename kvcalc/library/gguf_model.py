@@ -101,10 +101,7 @@ class GgufBlock:
             pieces: (tensor, number of the tensor's rows that belong to the weight) for each tensor.
         """
         parts = [(tensor.type, tensor.shape[0], rows) for tensor, rows in pieces]
-        name = parts[0][0]
-        if any(part[0] != name for part in parts):
-            name = joined_format(parts, sum(row * rows for _, row, rows in parts))
-        self.formats.append((weight, name))
+        self.formats.append((weight, joined_format(parts)))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor of this block that no reader has consumed yet; () if none.

@@ -3,8 +3,17 @@
 A file type such as Q4_K_M gives layers of one kind different tensor types, so a kind is split by
 its storage. The tensors are the tensors that llama.cpp's converter writes: experts are stacked, Q,
 K and V are one tensor if the checkpoint has one tensor, and kv_up of MLA is two tensors. Norms,
-biases, routers and learned positions are float32. Sources: conversion/*.py in llama.cpp (names,
-float32 tensors), src/llama-quant.cpp (types).
+biases, routers, short convolutions and learned positions are float32. A layer that predicts further
+tokens is not counted. Sources: conversion/*.py in llama.cpp (names, float32 tensors), src/models
+(`load_arch_tensors`), src/llama-quant.cpp (types).
+
+A gated delta net has Q, K and V in `attn_qkv` and their gate in `attn_gate`. `ssm_ba`, or
+`ssm_alpha` and `ssm_beta`, have the step sizes and decays, and `ssm_out` the output projection.
+llama-quant.cpp matches names, so `attn_qkv` has the types of values, and the other tensors have the
+basic type. Sources: src/models/qwen3next.cpp, qwen35.cpp, qwen35moe.cpp; tests/snapshots has the
+types of qwen3-coder-next and qwen3.5-27b in each file type. Kimi delta attention has `attn_q`,
+`attn_k`, `attn_v`, `attn_output`, and `ssm_*` tensors of the basic type (src/models/
+kimi-linear.cpp).
 """
 
 from collections import Counter, defaultdict
@@ -17,6 +26,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
+from kvcalc.layers.recurrent import GatedDeltaNet, KimiDeltaAttention
 from kvcalc.layers.weights import Weight
 from kvcalc.model.model import Model, memoized
 from kvcalc.storage.ggml import ModelFacts, Tensor, Use, joined_format, mixed_types
@@ -28,7 +38,8 @@ _SEPARATE_QKV = """
     llama mistral ministral mixtral smollm3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2
     gemma3_text gemma4_text llama4_text olmo olmo2 olmo3 olmoe cohere cohere2 starcoder2 granite
     granitemoe granitemoehybrid exaone4 gpt_oss minimax_m2 phimoe stablelm deepseek deepseek_v2
-    deepseek_v3 nemotron ernie4_5 hunyuan_v1_dense seed_oss ministral3 arcee glm4 glm
+    deepseek_v3 nemotron ernie4_5 hunyuan_v1_dense seed_oss ministral3 arcee glm4 glm qwen3_next
+    qwen3_5_text qwen3_5_moe_text kimi_linear
 """
 _FUSED_QKV = "gpt2 gpt_bigcode bloom falcon mpt gpt_neox phi phi3"
 _TYPES_WITH_70B = {"llama", "qwen2", "olmo"}  # llama.cpp treats 80 layers as a 70B model
@@ -39,7 +50,7 @@ _VOCABULARIES = {("gemma3_text", 262_208): 262_144}
 _FLOAT32 = ("router", "shared.weight")
 # Model types with a routing bias per expert that is not trained by gradients, so it is not a
 # parameter (DeepSeek-V3 §2.1.2).
-_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2"}
+_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2", "kimi_linear"}
 _QKV = ("q", "k", "v")
 _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa"}
 
@@ -77,28 +88,19 @@ def _stored_by_mix(model: Model, mix: str, imatrix: bool, label: str) -> Model:
 
     tensors.sort(key=lambda tensor: (tensor.layer, tensor.name))  # llama.cpp's order
     types = mixed_types(tensors, mix, imatrix, _facts(model))
-    pieces = defaultdict(list)  # (layer, weight) → its tensors, each with its type
+    pieces = defaultdict(list)  # (layer, weight) → types, row lengths and rows of its tensors
     for type_, tensor in zip(types, tensors, strict=True):
-        for weight in tensor.weights:
-            pieces[tensor.layer, weight].append((type_, tensor))
+        for weight, rows in tensor.weights:
+            pieces[tensor.layer, weight].append((type_, tensor.row, rows))
 
     stored: dict[int, MatrixFormats] = defaultdict(tuple)
     for (layer, weight), parts in pieces.items():
-        stored[layer] += ((weight, _format(model, weight, parts)),)
+        missing = 0
+        if weight == "embedding":
+            missing = model.hidden_size * (model.vocab_size - _token_rows(model))
+        stored[layer] += ((weight, joined_format(parts, missing)),)
     buffers = 4 * (model.rope_factors + _routing_biases(model))
     return with_stored_formats(model, stored, label, "fp32", buffers)
-
-
-def _format(model: Model, weight: str, parts: list[tuple[str, Tensor]]) -> str:
-    """Return the format of a weight: a ggml type, or `types@bytes/elements` if its tensors differ
-    in type or lack rows."""
-    elements = sum(tensor.row * tensor.rows for _, tensor in parts)
-    lacks_rows = weight == "embedding" and parts[0][1].rows != model.vocab_size
-    if lacks_rows:
-        elements = model.hidden_size * model.vocab_size
-    if len(parts) == 1 and not lacks_rows:
-        return parts[0][0]
-    return joined_format([(type_, t.row, t.rows) for type_, t in parts], elements)
 
 
 def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[Tensor]:
@@ -106,17 +108,18 @@ def _layer(model: Model, kind: str, layer: int, is_fused: bool) -> Iterator[Tens
     for part in model.kinds[kind].parts:
         weights = part.weights(model.hidden_size)
         matrices = [w for w in weights if w.kind == "matrix" and w.name not in _FLOAT32]
-        if is_fused and isinstance(part, Grouped):
-            joined = [w for w in matrices if w.name in _QKV]
+        width = matrices[0].inputs
+        joined: tuple[tuple[str, int], ...] = ()
+        if isinstance(part, GatedDeltaNet):
+            queries, values, *matrices = matrices
+            gate = ("v_gate", values.outputs // 2)
+            joined = ("qk", queries.outputs), gate
+            yield Tensor(Use.OTHER, width, layer, False, "attn_gate", (gate,))
+        elif is_fused and isinstance(part, Grouped):
+            joined = tuple((w.name, w.outputs) for w in matrices if w.name in _QKV)
             matrices = [w for w in matrices if w.name not in _QKV]
-            yield Tensor(
-                use=Use.QKV,
-                row=joined[0].inputs,
-                layer=layer,
-                rows=sum(w.outputs for w in joined),
-                name="attn_qkv",
-                weights=tuple(w.name for w in joined),
-            )
+        if joined:
+            yield Tensor(Use.QKV, width, layer, False, "attn_qkv", joined)
         for w in matrices:
             yield from _tensors(part, w, layer)
 
@@ -130,27 +133,31 @@ def _tensors(part: Sublayer, w: Weight, layer: int) -> Iterator[Tensor]:
             ("attn_k_b", part.qk_nope_head_dim, rank),
             ("attn_v_b", rank, part.v_head_dim),
         ):
-            yield Tensor(Use.OTHER, row, layer, True, heads * rows, name, ("kv_up",))
+            yield Tensor(Use.OTHER, row, layer, True, name, (("kv_up", heads * rows),))
         return
     use = Use.__members__.get(w.name.rpartition(".")[2].upper(), Use.OTHER)
+    if isinstance(part, Grouped) and w.name == "gate":  # further rows of attn_q
+        use = Use.Q
+    elif isinstance(part, KimiDeltaAttention) and w.name == "out":
+        use = Use.O
     name = use + ("_exps" if w.expert else "_shexp" if w.name.startswith("shared.") else "")
-    if isinstance(part, Grouped) and w.name == "gate":
-        use = Use.OTHER
-        name = "attn_gate"
-    elif w.name in _LATENT_NAMES:
-        name = _LATENT_NAMES[w.name]
-    yield Tensor(use, w.inputs, layer, w.copies > 1, w.outputs * w.copies, name, (w.name,))
+    name = _LATENT_NAMES.get(w.name, name)
+    rows = w.outputs * w.copies
+    yield Tensor(use, w.inputs, layer, w.copies > 1, name, ((w.name, rows),))
+
+
+def _token_rows(model: Model) -> int:
+    """Return the number of rows of the embedding in the file."""
+    return _VOCABULARIES.get((model.model_type, model.vocab_size), model.vocab_size)
 
 
 def _outer(model: Model) -> list[Tensor]:
-    width = model.hidden_size
-    rows = _VOCABULARIES.get((model.model_type, model.vocab_size), model.vocab_size)
-    outer = {"token_embd": (Use.EMBEDDING, rows, "embedding")}
+    outer = [(Use.EMBEDDING, "embedding", _token_rows(model))]
     if not model.tie_word_embeddings:
-        outer["output"] = (Use.HEAD, model.vocab_size, "lm_head")
+        outer.append((Use.HEAD, "lm_head", model.vocab_size))
     return [
-        Tensor(use, width, rows=rows, name=name, weights=(weight,))
-        for name, (use, rows, weight) in outer.items()
+        Tensor(use, model.hidden_size, name=use, weights=((weight, rows),))
+        for use, weight, rows in outer
     ]
 
 
@@ -163,10 +170,12 @@ def _facts(model: Model) -> ModelFacts:
     # the latent is one head of all
     groups = first.num_key_value_heads if isinstance(first, Grouped) else 1
     is_seventy = model.layers == 80 and model.model_type in _TYPES_WITH_70B
+    # In files of Kimi Linear, layers with delta attention have 0 KV heads (`n_gqa` in llama.cpp).
+    has_kv_heads = not isinstance(parts[0], KimiDeltaAttention)
     return ModelFacts(
         layers=model.layers,
         experts=max((part.num_experts for part in parts if isinstance(part, Moe)), default=0),
-        queries_per_kv=heads // groups,
+        queries_per_kv=heads // groups * has_kv_heads,
         seventy=is_seventy and (heads != groups or model.model_type == "qwen2"),
         falcon=model.model_type == "falcon",
         tied=model.tie_word_embeddings,
@@ -197,8 +206,6 @@ def _problem(model: Model) -> str:
                 return f"{part.label or part.__struct_config__.tag} (layers {name})"
         if layer.shared:
             return f"weights shared between layers (layers {name})"
-    if model.mtp and not all(isinstance(part, Latent | Dense | Moe) for part in model.parts):
-        return "its multi-token-prediction layers"
     return ""
 
 
@@ -212,7 +219,7 @@ def _is_known(part: Sublayer) -> bool:
             or part.router_outputs
             or part.zero_experts
         )
-    return type(part) in (Grouped, Dense)
+    return type(part) in (Grouped, Dense, GatedDeltaNet, KimiDeltaAttention)
 
 
 def with_stored_formats(

@@ -129,19 +129,24 @@ def tensor_bytes(type_: str, row: int, rows: int) -> int:
     return rows * -(-row // block_elements) * block_bytes
 
 
-def joined_format(pieces: Sequence[tuple[str, int, int]], elements: int) -> str:
-    """Return a format name for a weight whose elements are in several GGUF tensors.
+def joined_format(pieces: Sequence[tuple[str, int, int]], missing: int = 0) -> str:
+    """Return a format name for a weight whose elements are in one or several GGUF tensors.
 
-    The name is `types@bytes/elements`: `q4_k_q6_k@5/8` means types q4_k and q6_k, and 5 bytes for 8
-    elements. `load_weight_format` gives the format with these bytes for this name.
+    The name is a ggml type if all elements have it. Otherwise it is `types@bytes/elements`:
+    `q4_k_q6_k@5/8` means types q4_k and q6_k, and 5 bytes for 8 elements. `load_weight_format`
+    gives the format with these bytes for this name.
 
     Args:
-        pieces: (ggml type, elements of a row, number of rows) of each tensor.
-        elements: Number of elements of the weight.
+        pieces: (ggml type, elements of a row, number of the tensor's rows that belong to the
+            weight) for each tensor.
+        missing: Number of the weight's elements that no tensor stores.
     """
-    types = "_".join(dict.fromkeys(type_ for type_, *_ in pieces))
+    types = list(dict.fromkeys(type_ for type_, *_ in pieces))
+    if len(types) == 1 and not missing:
+        return types[0]
     stored_bytes = sum(tensor_bytes(*piece) for piece in pieces)
-    return f"{types}@{stored_bytes}/{elements}"
+    elements = missing + sum(row * rows for _, row, rows in pieces)
+    return f"{'_'.join(types)}@{stored_bytes}/{elements}"
 
 
 _ONE_BIT = ("iq1_s", "iq1_m")
@@ -220,18 +225,17 @@ class Tensor(NamedTuple):
         row: Elements of a row, which are the inputs of a matrix; the first dimension in ggml.
         layer: Index of the layer; −1 for tensors outside the layers.
         stacked: Whether the tensor has one matrix per expert.
-        rows: Number of rows, of all experts together.
         name: Name in llama.cpp without the layer's prefix `blk.N.`; may be ''.
-        weights: kvcalc's names of the weights that the tensor stores, such as `q`.
+        weights: (kvcalc's name, rows of all experts together) of each weight that the tensor
+            stores, such as ("q", 4096).
     """
 
     use: Use
     row: int
     layer: int = -1
     stacked: bool = False
-    rows: int = 1
     name: str = ""
-    weights: tuple[str, ...] = ()
+    weights: tuple[tuple[str, int], ...] = ()
 
 
 class ModelFacts(NamedTuple):
