@@ -105,8 +105,8 @@ def test_bad_yaml_is_refused_with_its_line(kvcalc: Run, tmp_path: Path, case: st
 
 def test_missing_key_of_a_model_has_no_line(kvcalc: Run, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
-    path.write_text(GOOD.replace("hidden_size: 64\n", ""))
-    assert "bad.yaml: is missing the key 'hidden_size'" in refused(kvcalc, path)
+    path.write_text(GOOD.replace("hidden_size: 64\n", "").replace("name: ", "family: "))
+    assert "bad.yaml: is missing the keys 'name', 'hidden_size'" in refused(kvcalc, path)
 
 
 RAW = {

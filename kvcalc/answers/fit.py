@@ -222,7 +222,7 @@ def fit_points(
         if gpu.usable_share and not first.memory:
             notes.append(
                 f"{gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB here; "
-                "another size: --memory 36GiB"
+                "--memory SIZE states another machine's"
             )
     typed = TypedWords(names, extra_words, first.enable_expert_parallel, stated, notes, flags)
     return points, typed

@@ -234,7 +234,7 @@ def driver_gpu(name: str, memory_bytes: int) -> Gpu | None:
 
 
 def with_memory(gpu: Gpu, memory: str) -> Gpu:
-    """Return `gpu` with less memory than its preset has.
+    """Return `gpu` with other memory than its preset has, as in some machines and modified cards.
 
     Args:
         gpu: The GPU of a preset.
@@ -242,7 +242,7 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
             one memory, because they are sold so: a Mac of 64 GB has 64 GiB.
 
     Raises:
-        UserError: The memory is larger than the preset's, or below 1 MiB, such as a plain `36`.
+        UserError: The memory is below 1 MiB, such as a plain `36`.
     """
     if not memory:
         return gpu
@@ -253,12 +253,6 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
         raise UserError(
             f"memory {memory!r} is {size:,} bytes",
             f"Write {number if number.isdigit() else 24}GiB",
-        )
-    if size > gpu.memory_bytes:
-        raise UserError(
-            f"memory {memory!r}: {gpu.name} has {gpu.memory_bytes / 2**30:.2f} GiB",
-            f"Save `kvcalc gpus {gpu.name} > my-gpu.yaml`, change memory_bytes and give "
-            "--gpu my-gpu.yaml",
         )
     return replace(gpu, memory_bytes=size)
 

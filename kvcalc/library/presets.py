@@ -23,6 +23,7 @@ _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
 _COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
+    r"(?P<cpu>(?:.*\W)?(?:cpu|epyc|xeon|threadripper|ryzen(?!.*max)|core|i[3579]-\d))|"
     r"(?P<mtp>mtp$)|(?P<all>all$)|(?P<eagle>eagle)|(?P<layers>layers=)|(?P<number>\d+$)|"
     r"(?P<ollama>ollama)|(?P<speech>whisper|wav2vec|seamless|parakeet)|"
     r"(?P<secret>gpt-?(?:[45]|3\.5))|(?P<file>.*\.gguf$)",
@@ -30,6 +31,8 @@ _NO_PRESET = re.compile(
 )
 OWN_GPU_HINT = "A GPU without a preset is a file like `kvcalc gpus rtx-3060`: --gpu my-gpu.yaml"
 _NO_PRESET_HINTS = {
+    "cpu": "CPUs have no presets: save a file with the keys name, vendor, memory_bytes, "
+    "bandwidth_bytes_per_s, flops_per_s: {} and source: [], and give --gpu my-cpu.yaml",
     "all": "Name several models as a,b; `kvcalc models` lists them",
     "mtp": "Write --mtp instead of --draft mtp",
     "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
@@ -172,7 +175,7 @@ def _unknown(name: str, kind: str, files: PathsByName, aliases: PathsByName) -> 
     path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
     if counted and path:
         hint = f"Give the count with --tp: --gpu {path.stem} --tp {counted['count']}"
-    elif kind == "models" and (match := _NO_PRESET.match(name)):
+    elif (match := _NO_PRESET.match(name)) and (kind == "gpus") == (match.lastgroup == "cpu"):
         hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:
         # an alias of another family is printed itself
@@ -255,6 +258,10 @@ def build(
         text, _, tail = str(error).partition(" - at `$")
         path = _concrete(data, spec, str(error), split_path(tail.rstrip("`")))
     hint = ""
+    if text.startswith("Object missing") and not path:
+        fields = msgspec.structs.fields(spec)
+        missing = [f"{f.name!r}" for f in fields if f.required and f.name not in data]
+        text = f"is missing the key{'s' * (len(missing) > 1)} {', '.join(missing)}"
     if unknown := re.search(r"unknown field `([^`]*)`", text):
         known_keys = _known_keys(spec, lookup(data, path))
         path = (*path, unknown[1])
