@@ -18,6 +18,7 @@ from kvcalc.capacity.engines.layout import (
     Content,
     LayerCache,
     NoCache,
+    Remarks,
     content_of,
     largest_fitting,
 )
@@ -28,6 +29,7 @@ from kvcalc.capacity.memory_budget import (
     Budget,
     EngineStartup,
     MemoryBreakdown,
+    SizesByName,
     budget,
     draft_weights,
     mtp_weights,
@@ -100,8 +102,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     utilization_basis: str
     length: int
     layers: list[LayerCache]
-    extra_weights: dict[str, int]
-    remarks: tuple[str, ...] = ()
+    extra_weights: SizesByName
+    remarks: Remarks = ()
 
     def __str__(self) -> str:
         return (
@@ -322,7 +324,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return content_of(self.layers, self.ranks, self.stage, self.engine.content)
 
     @cached_property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> Remarks:
         return (*self.remarks, *self.plan.notes)
 
     @property
@@ -346,7 +348,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         return self.budget_of(self.estimate_terms)
 
     @cached_property
-    def remaining(self) -> dict[str, int]:
+    def remaining(self) -> SizesByName:
         """Return the bytes of one GPU that the KV cache gets by estimate: "low", "middle", "high".
         The GPU is of `stage`, the stage that limits the sequences. Bytes are negative if other
         memory exceeds the engine's share. A cache size in the options does not count."""
@@ -539,7 +541,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         The result is positive in the low estimate and negative in the high estimate."""
         return int(self.estimate_budget.cache) - self.remaining[self.estimate]
 
-    def memory_parts(self) -> dict[str, int]:
+    def memory_parts(self) -> SizesByName:
         """Return the parts of one GPU's memory in bytes, by name, in the request's estimate.
         Names are, for example, "weights", "activations" and "CUDA graphs". The sum of the parts is
         the GPU's memory. "KV cache" is negative if the other parts exceed the engine's share. The
@@ -563,7 +565,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
 
 def resolve_deployment(
     deployment: TimedDeployment, options: FitOptions
-) -> tuple[TimedDeployment, Any, tuple[str, ...]]:
+) -> tuple[TimedDeployment, Any, Remarks]:
     """Return the deployment as the engine really runs it, the rules of its version, and remarks.
 
     Args:
@@ -595,7 +597,7 @@ def make_fit(
     run: TimedDeployment,
     options: FitOptions,
     release: Any,
-    remarks: tuple[str, ...] = (),
+    remarks: Remarks = (),
 ) -> Fit:
     """Return the capacity of a resolved deployment: the second half of `fit`, with all defaults.
 

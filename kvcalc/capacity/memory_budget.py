@@ -39,6 +39,9 @@ GRAPH_BYTES = 36 * GIB // 100
 COLLECTIVE_BYTES = 2 * GIB
 
 
+SizesByName = dict[str, int]  # bytes
+
+
 class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """The state of one GPU when the engine starts, which determines its memory outside the cache.
 
@@ -77,7 +80,7 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     release: Any = None
     cpu_experts: int = 0
     context: Any = 0
-    extra: dict[str, int] = {}
+    extra: SizesByName = {}
 
     @cached_property
     def formats(self) -> Formats:
@@ -133,10 +136,10 @@ class MemoryBreakdown(NamedTuple):
     """
 
     language: int
-    extra: dict[str, int]
+    extra: SizesByName
     activation: Any
     overhead: dict[str, Any]
-    startup: dict[str, int] = {}
+    startup: SizesByName = {}
     margin: float = 0.0
     peak: str = ""
     host: int = 0
@@ -446,7 +449,7 @@ def read_learned(path: str) -> LogCorrections:
 
 def replicated_data(
     model: Model, formats: Formats, ranks: Parallelism
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> tuple[SizesByName, dict[str, int]]:
     """Return the weights and cached rows of which several GPUs of a stage store a full copy.
 
     An example is a KV head if there are fewer KV heads than tensor-parallel ranks. With

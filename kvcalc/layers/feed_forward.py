@@ -21,7 +21,7 @@ from kvcalc.layers.cost import (
 )
 from kvcalc.layers.part import Count, Size, Sublayer
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, WeightKind, WeightsByName, vector
+from kvcalc.layers.weights import Weight, WeightKind, Weights, WeightsByName, vector
 
 
 class Dense(Sublayer, frozen=True, tag="dense"):
@@ -97,7 +97,7 @@ class Projections(Sublayer, frozen=True, tag="projections"):
     ] = {}
     vectors: dict[str, Count] = {}
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+    def weights(self, hidden_size: int) -> Weights:
         """Return all matrices and vectors as weights that tensor parallelism does not divide.
 
         Every GPU stores all of them completely.

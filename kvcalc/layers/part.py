@@ -13,7 +13,7 @@ import msgspec
 from kvcalc.layers.cache import CacheEntries, Span
 from kvcalc.layers.cost import Operator, Role
 from kvcalc.layers.passes import Pass
-from kvcalc.layers.weights import Weight, WeightKind, WeightsByName, matrix, table, vector
+from kvcalc.layers.weights import WeightKind, Weights, WeightsByName, matrix, table, vector
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=10**8)]  # widths, heads, experts
 Count = Annotated[int, msgspec.Meta(ge=0, le=10**8)]  # the same where 0 means none
@@ -41,7 +41,7 @@ def number_of(size: str, letters: dict[str, int]) -> int:
 
 
 @lru_cache(1024)
-def _listed_weights(part: "Sublayer", hidden_size: int) -> tuple[Weight, ...]:
+def _listed_weights(part: "Sublayer", hidden_size: int) -> Weights:
     """Return the weights that the lines of a part list."""
     letters = part.letters() | {"D": hidden_size}
     weights = []
@@ -102,7 +102,7 @@ class Sublayer(PresetStruct, frozen=True, tag_field="type"):
     WEIGHTS: ClassVar[str] = ""
     MULTIPLE: ClassVar[tuple[str, ...]] = ()
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+    def weights(self, hidden_size: int) -> Weights:
         """Return every weight of this part in one layer, complete, not divided over GPUs.
 
         Args:

@@ -107,6 +107,10 @@ class Weight(msgspec.Struct, frozen=True):
         return replace(self, copies=copies, outputs=outputs, bias=bias)
 
 
+Weights = tuple[Weight, ...]
+WeightsByName = dict[str, Weight]
+
+
 def matrix(
     name: str, inputs: int, outputs: int, bias: bool = False, shards: int = 1, **fields: Any
 ) -> Weight:
@@ -147,9 +151,6 @@ def table(name: str, rows: int, width: int, shards: int = 1) -> Weight:
         shards: Number of groups of rows that tensor parallelism divides; 1 if it is not divided.
     """
     return Weight(name, rows, width, shards=shards, rows_in=True, kind=WeightKind.TABLE)
-
-
-WeightsByName = dict[str, Weight]
 
 
 class Formats(msgspec.Struct, frozen=True, dict=True, cache_hash=True):

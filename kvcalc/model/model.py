@@ -18,7 +18,7 @@ from kvcalc.layers.cache import CacheEntries, CacheEntry
 from kvcalc.layers.feed_forward import Projections
 from kvcalc.layers.part import Count, Number, PresetStruct, Size, Sublayer, Tokens
 from kvcalc.layers.parts import AnyPart
-from kvcalc.layers.weights import Weight, matrix, table, vector
+from kvcalc.layers.weights import Weight, Weights, matrix, table, vector
 from kvcalc.storage.formats import cache_dtypes, canonical
 from kvcalc.storage.quantization import Quantization
 from kvcalc.units import format_count
@@ -361,7 +361,7 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
         """Return the number of layers of each kind, by name of the kind."""
         return {kind: self.order.count(kind) for kind in self.kinds}
 
-    def layer_weights(self, kind: str) -> tuple[Weight, ...]:
+    def layer_weights(self, kind: str) -> Weights:
         """Return the weights of one layer of a kind, including its norms.
 
         They are complete, before they are divided over GPUs. Weights that several layers share are
@@ -372,7 +372,7 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
         """
         return memoized(self, _layer_weights, kind)
 
-    def shared_weights(self, kind: str) -> tuple[Weight, ...]:
+    def shared_weights(self, kind: str) -> Weights:
         """Return the weights that several layers of a kind use together, one set of them.
 
         They are complete, before they are divided over GPUs. The result is empty for a kind of
@@ -386,7 +386,7 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
         )
 
     @cached_property
-    def outer_weights(self) -> tuple[Weight, ...]:
+    def outer_weights(self) -> Weights:
         """Return the weights outside the layers: tables, projections, norms and LM head.
 
         They are complete, before they are divided over GPUs. An LM head that is tied to the
@@ -572,7 +572,7 @@ def memoized(model: Model, rule: Callable[..., Result], *key: Any) -> Result:
     return results[key]
 
 
-def _layer_weights(model: Model, kind: str) -> tuple[Weight, ...]:
+def _layer_weights(model: Model, kind: str) -> Weights:
     layer = model.kinds[kind]
     norm = layer.norm_count * NORM_VECTORS[model.norm] * model.hidden_size
     weights = [w for part in layer.parts for w in part.weights(model.hidden_size)]

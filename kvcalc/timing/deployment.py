@@ -188,7 +188,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         `basis`.
         """
         ranks, formats = self.parallelism, self.formats
-        source = self.calibration.gpu if self.calibration and self.calibrated_on else ""
+        source = self.calibration.gpu if self.calibration and self.calibrated_on else None
         nodes = nodes_of(self.ranks, self.gpu, self.nodes)
         return {
             "model": self.model.name,
@@ -201,7 +201,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
             "kv_cache_dtype": formats.kv_cache_dtype,
             "engine": self.engine,
             "basis": self.basis,
-            "calibration_from": source or None,
+            "calibration_from": source,
         }
 
     def operators(self, batch: Batch, all_positions: bool = False) -> list[Operator]:

@@ -40,6 +40,9 @@ STEP = 1e-3  # step of a parameter's logarithm: wider than the steps of full wav
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
 
 
+Notify = Callable[[str], None]  # shows a sentence to the user
+
+
 class ModelFit(NamedTuple):
     """A time model of a kernel, fitted to measured rows, and the remaining loss.
 
@@ -324,7 +327,7 @@ def calibrate(
     rows: Sequence[MeasuredRow],
     gpu: Gpu,
     stack: str,
-    progress: Callable[[str], None] = lambda text: None,
+    progress: Notify = lambda text: None,
 ) -> list[FittedKernelModel]:
     """Fit a time model to each kernel family and each kind of data in measured rows.
 
@@ -563,7 +566,7 @@ def fit_records(fits: Sequence[FittedKernelModel]) -> list[Record]:
 
 
 def select_rows(
-    tables: Sequence[MeasurementFile], gpu: Gpu, stack: str, note: Callable[[str], None]
+    tables: Sequence[MeasurementFile], gpu: Gpu, stack: str, note: Notify
 ) -> list[MeasuredRow]:
     """Return the measured rows to which a calibration of a GPU and a stack can be fitted.
 
@@ -617,9 +620,7 @@ def select_rows(
     return [*own_rows, *shared_rows]
 
 
-def _rows_of_gpu(
-    rows: list[MeasuredRow], gpu: Gpu, note: Callable[[str], None]
-) -> list[MeasuredRow]:
+def _rows_of_gpu(rows: list[MeasuredRow], gpu: Gpu, note: Notify) -> list[MeasuredRow]:
     """Return the rows of a GPU, and all-reduces of GPUs with the same links."""
     own_names = {""}
     linked_names = set()

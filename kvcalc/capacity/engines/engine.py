@@ -14,6 +14,7 @@ from kvcalc.capacity.engines.layout import (
     CacheLayout,
     LayerCache,
     LayerCaches,
+    Remarks,
     StoredEntry,
     StoredPart,
     layer_entries,
@@ -56,7 +57,7 @@ class Defaults(NamedTuple):
 
 Planner = Callable[[LayerCaches, Parallelism, EngineSettings], Callable[[int], CacheLayout]]
 RowRule = Callable[[CacheEntry, CacheEntries, Formats, EngineSettings], RowFormat]
-PrecisionAndRemarks = tuple[Precision, tuple[str, ...]]
+PrecisionAndRemarks = tuple[Precision, Remarks]
 
 
 def stage_by_stage(

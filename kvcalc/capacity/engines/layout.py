@@ -50,6 +50,7 @@ class StoredEntry(NamedTuple):
         return self.heads * self.format.row_bytes(self.entry.width)
 
 
+Remarks = tuple[str, ...]  # sentences for the user
 StoredPart = tuple[StoredEntry, ...]
 
 
@@ -273,7 +274,7 @@ class CacheLayout:
     block_size: int | None = None
     page_bytes: int | None = None
     bytes_per_block: int | None = None
-    notes: tuple[str, ...] = ()
+    notes: Remarks = ()
     demands: Sequence[BlockDemand] = ()
 
     def needed(self, sequences: int, length: int, shared: int = 0) -> int:

@@ -34,7 +34,14 @@ from kvcalc.capacity.engines.vllm_versions import (
     listed_family,
     takes_runner_v2,
 )
-from kvcalc.capacity.memory_budget import GIB, MIB, EngineStartup, MemoryBreakdown, nonzero
+from kvcalc.capacity.memory_budget import (
+    GIB,
+    MIB,
+    EngineStartup,
+    MemoryBreakdown,
+    SizesByName,
+    nonzero,
+)
 from kvcalc.layers.attention import Compressed, Latent
 from kvcalc.layers.batch import Parallelism
 from kvcalc.layers.weights import Formats, Weight, WeightKind
@@ -171,7 +178,7 @@ def _padded_bytes(is_hopper: bool, weight: Weight, local: Weight) -> int:
     return local.copies * (inputs * outputs * 17 // 32 + (2 * outputs if local.bias else 0))
 
 
-def weights(start: EngineStartup) -> tuple[int, dict[str, int], int]:
+def weights(start: EngineStartup) -> tuple[int, SizesByName, int]:
     """Return the bytes of one GPU's weights, in three parts: own, added and host weights.
 
     Returns:

@@ -19,7 +19,7 @@ from kvcalc.layers.cost import Operator
 from kvcalc.layers.part import Size, Sublayer, Tokens
 from kvcalc.layers.passes import Pass
 from kvcalc.layers.recurrent.delta_rule import RecurrentMixer, conv_state
-from kvcalc.layers.weights import Weight, vector
+from kvcalc.layers.weights import Weights, vector
 
 
 class NgramMemory(Sublayer, frozen=True, tag="ngram_memory"):
@@ -187,7 +187,7 @@ class Convolutions(Sublayer, frozen=True, tag="convolutions"):
     weighted: bool = True
     columns: Size | None = None
 
-    def weights(self, hidden_size: int) -> tuple[Weight, ...]:
+    def weights(self, hidden_size: int) -> Weights:
         """Return one weight vector for each convolution; an empty tuple if `weighted` is False.
 
         A vector has conv_kernel elements per channel, and one more per channel if there is a bias.

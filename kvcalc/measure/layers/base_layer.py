@@ -234,9 +234,7 @@ class Mixer(nn.Module):
 
     refused = ""
 
-    def __init__(
-        self, spec: Any, hidden_size: int, rotates: bool = True, shares_cache: bool = False
-    ) -> None:
+    def __init__(self, spec: Any, hidden_size: int, rotates: bool, shares_cache: bool) -> None:
         super().__init__()
         for field in msgspec.structs.fields(spec):
             name = field.name
