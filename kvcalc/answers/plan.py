@@ -117,8 +117,7 @@ def _file_and_progress(
 
         def take(batch: Any) -> None:
             points.write(batch)
-            if move:
-                move(completed=points.count)
+            move(completed=points.count)
 
         yield take
     if path and path != "-":

@@ -1,6 +1,6 @@
 """`kvcalc serve`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,8 +100,9 @@ def serve_answer(
     requests = {workload: sample_workload(workload) for workload in loads}
     total = sum(len(requests[workload]) for *_, workload in points) if kind == "run" else None
     with progress_bar("requests", total) as move:
-        progress = (lambda count: move(advance=count)) if move else None
-        results, notes, is_complete = _simulate(points, requests, kind, progress)
+        results, notes, is_complete = _simulate(
+            points, requests, kind, lambda count: move(advance=count)
+        )
     records = [result.record for result in results]
     # in a sweep, the runs at all rates follow the run at the sustained rate
     main = [result for result in results if result.record["found_rate"] is not None] or results
@@ -114,7 +115,7 @@ def serve_answer(
         )
     if timeline:
         _write_timeline(timeline, results[0])
-    lengths = _describe_lengths([*requests.values()], load, records)
+    lengths = _describe_lengths(requests.values(), load, records)
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.load_plot import load_chart, occupancy_chart
@@ -134,7 +135,7 @@ def serve_answer(
     )
 
 
-def _describe_lengths(requests: Sequence[Any], load: Settings, records: Records) -> str:
+def _describe_lengths(requests: Iterable[Any], load: Settings, records: Records) -> str:
     """Return a note on the padding of static batching for unequal lengths, and whether the lengths
     are the default."""
     padding = [r["padding_waste"] or 0.0 for r in records if r["policy"] == "static"]

@@ -1,7 +1,6 @@
 """`kvcalc mcp`: commands as tools of the Model Context Protocol, over stdin and stdout."""
 
 import asyncio
-from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
 from kvcalc import __version__
@@ -120,8 +119,8 @@ def _option_schema(parameter: Parameter) -> JsonObject:
         return schema | {"type": "array", "items": {"type": "string"}}
     if parameter.is_text:
         return schema | {"type": ["string", "number", "array"]}
-    types = [t for t in get_args(parameter.type) or (parameter.type,) if t is not NoneType]
-    schema["type"] = {"text": "string"}.get(JSON_TYPES[types[0]], JSON_TYPES[types[0]])
+    kind = (get_args(parameter.type) or (parameter.type,))[0]  # of a number, or of None
+    schema["type"] = "string" if kind is str else JSON_TYPES[kind]
     if parameter.option.choices:
         schema["enum"] = list(parameter.option.choices)
     return schema

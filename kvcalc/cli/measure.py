@@ -159,8 +159,7 @@ def _results(
         with progress_bar("steps", steps) as move:
 
             def begin(text: str, done: int = 0) -> None:
-                if move:
-                    move(description=text, completed=done)
+                move(description=text, completed=done)
 
             ceilings = measure_ceilings(machine, [*dtypes], begin, settings.seconds)
             if path:

@@ -17,7 +17,7 @@ from kvcalc.question.options import (
 MAX_STEPS = 1 << 20  # passes of one request
 MAX_STEPS_AGAIN = 1 << 18  # tokens of an answer without a cache
 MAX_REQUESTS = 2_000_000  # of a trace
-OPEN, CLOSED, INFERENCEX, AIPERF = CLIENTS = ("open", "closed", "inferencex", "aiperf")
+OPEN, CLOSED, INFERENCEX, AIPERF = ("open", "closed", "inferencex", "aiperf")
 
 
 def _as_typed(text: str, name: str) -> str:

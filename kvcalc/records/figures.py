@@ -149,8 +149,9 @@ def figures_of(record: type) -> dict[str, Figure]:
     Args:
         record: A class whose annotations declare the keys, such as `SizeRecord`.
     """
-    declarations = record.__annotations__.items()
-    return {key: _complete(key, declaration) for key, declaration in declarations}
+    return {
+        key: _complete(key, declaration) for key, declaration in record.__annotations__.items()
+    }
 
 
 def _complete(key: str, declaration: Any) -> Figure:
@@ -160,10 +161,9 @@ def _complete(key: str, declaration: Any) -> Figure:
         (declaration,) = get_args(declaration)
     value_type, *description = get_args(declaration)
     figure = description[0] if isinstance(description[0], Figure) else Figure(*description)
-    is_union = isinstance(value_type, UnionType)
-    members = get_args(value_type) if is_union else (value_type,)
+    members = get_args(value_type) if isinstance(value_type, UnionType) else (value_type,)
     value_types = [get_origin(member) or member for member in members]
-    json_type = next(JSON_TYPES.get(member, "object") for member in value_types)
+    json_type = JSON_TYPES.get(value_types[0], "object")
     ending_unit = unit_of_key(key) if json_type in ("integer", "number") else ""
     return replace(
         figure,

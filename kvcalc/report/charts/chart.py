@@ -123,10 +123,11 @@ def drawable(chart: Chart) -> Chart:
     for number, part in enumerate(shown):
         if part.colour < 0:
             shown[number] = part._replace(colour=number)
+    title, about = map(visible, chart.picture_head)
     return chart._replace(
         title=visible(chart.title),
         subtitle=visible(chart.subtitle),
-        picture_head=(visible(chart.picture_head[0]), visible(chart.picture_head[1])),
+        picture_head=(title, about),
         series=shown,
         categories=[*map(visible, chart.categories)],
     )

@@ -51,11 +51,15 @@ def measured_chart(records: Records) -> Chart:
     Args:
         records: Records of `measure`, one per layer variant, phase and shape.
     """
+
+    def flops_per(rows: Records, key: str) -> list[float]:
+        return [r["attention_flops"] / r[key] for r in rows]
+
     first = records[0]
     bandwidth, peak = first["bandwidth_bytes_per_s"], first["flops_per_s"]
     ridge = peak / bandwidth
     measured = [record for record in records if record["attention_bytes"]]
-    intensities = [r["attention_flops"] / r["attention_bytes"] for r in measured]
+    intensities = flops_per(measured, "attention_bytes")
     xs = [min([ridge / 8, *(x / 2 for x in intensities if x)])]
     xs += [ridge, max([ridge * 8, *(x * 2 for x in intensities)])]
     series = [
@@ -63,12 +67,12 @@ def measured_chart(records: Records) -> Chart:
     ]
     for number, phase in enumerate(distinct_values(measured, "phase"), 1):
         rows = [r for r in measured if r["phase"] == phase]
-        xs = [r["attention_flops"] / r["attention_bytes"] for r in rows]
-        ys = [r["attention_flops"] / r["attention_measured_s"] for r in rows]
+        xs = flops_per(rows, "attention_bytes")
+        ys = flops_per(rows, "attention_measured_s")
         names = [r["variant"] for r in rows]
         labels = [name * (names.index(name) == n) for n, name in enumerate(names)]
         series.append(Series(phase, xs, ys, "points", labels=labels, colour=number))
-        ys = [r["attention_flops"] / r["attention_predicted_s"] for r in rows]
+        ys = flops_per(rows, "attention_predicted_s")
         sizes = [0.04] * len(rows)  # a hollow mark with a size hides no other mark
         series.append(Series(f"{phase}, predicted", xs, ys, "hollow", sizes, colour=number))
     subtitle = (

@@ -235,30 +235,29 @@ def load_chart(records: Records) -> list[Chart]:
     about = _common_words(served)
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
         about += f"; not drawn without a prediction: {list_few([*bounds])}"
+    charts = []
     if all(len(points) == 1 for points in servers.values()):
         figures = [(f"{TIMES[time]}, p99", f"{time}_p99_s", time_tick) for time in TIMES]
-        charts = []
         for title, key, tick in (*figures, *FIGURES):
             values: list[Any] = [r.get(key) for ((_, r),) in servers.values()]
             if any(values) and None not in values:
                 charts.append(bar_chart(title, "", servers, values, tick))
-        return [charts[0]._replace(subtitle=about), *charts[1:]]
-    x = Axis("requests per second", plain_tick)
-    if loads != "rate":
-        x = Axis("clients", tokens_tick)
-    x = x._replace(log=max(places) > LOG_RANGE * min(places))
-    is_detailed = len(servers) <= MAX_DETAILED
-    charts = []
-    for figure, title in TIMES.items():
+    else:
+        x = Axis("requests per second", plain_tick)
+        if loads != "rate":
+            x = Axis("clients", tokens_tick)
+        x = x._replace(log=max(places) > LOG_RANGE * min(places))
+        is_detailed = len(servers) <= MAX_DETAILED
         percentiles = PERCENTILES if is_detailed else PERCENTILES[-1:]
-        keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
         about_times = "" if is_detailed else "99th percentile"
-        y = Axis("", seconds)
-        charts.append(Chart(title, about_times, x, y, _over_load(servers, keys)))
-    for title, key, tick in FIGURES[:2]:
-        if all(r.get(key) for r in served):
-            y = Axis("", tick, log=False)
-            charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
+        for figure, title in TIMES.items():
+            keys = {f"p{p}": f"{figure}_p{p}_s" for p in percentiles}
+            y = Axis("", seconds)
+            charts.append(Chart(title, about_times, x, y, _over_load(servers, keys)))
+        for title, key, tick in FIGURES[:2]:
+            if all(r.get(key) for r in served):
+                y = Axis("", tick, log=False)
+                charts.append(Chart(title, "", x, y, _over_load(servers, {"": key})))
     about = "; ".join(filter(None, [charts[0].subtitle, about]))
     return [charts[0]._replace(subtitle=about), *charts[1:]]
 

@@ -34,7 +34,13 @@ from kvcalc.report.row_names import (
     texts_by_name,
 )
 from kvcalc.report.text.table_layout import Column, Table
-from kvcalc.report.text.tables import FORMATS, answer_sentence, columns, plural
+from kvcalc.report.text.tables import (
+    FORMATS,
+    answer_sentence,
+    columns,
+    distinct_values,
+    plural,
+)
 from kvcalc.units import format_bytes
 
 if TYPE_CHECKING:
@@ -96,12 +102,13 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
     rows = []
     for record, result in zip(records, fits, strict=True):
         longest = result.length if has_longest_length(result) else record["longest_context"]
-        row = {
-            **record,
-            "missing_bytes": None if result.fits else -result.headroom_bytes,
-            "longest": "no limit" if longest is None else f"{longest:,}",
-        }
-        rows.append(row)
+        rows.append(
+            {
+                **record,
+                "missing_bytes": None if result.fits else -result.headroom_bytes,
+                "longest": "no limit" if longest is None else f"{longest:,}",
+            }
+        )
     index = _described_row(records, fits)
     record, result = records[index], fits[index]
     gpu = f"{result.gpu.name}: " * (len(fits) > 1)
@@ -123,10 +130,14 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         fixes += advised.fixes.values()
         notes.append(note)
         command = command and f"{command} {words.flags}".rstrip()
-    details = _details(records, fits, result, fixes)
-    commands = [command] if command else []
-    table_columns = _shown_columns(records, fits)
-    return Table(rows, table_columns, title, notes, details=details, commands=commands)
+    return Table(
+        rows,
+        _shown_columns(records, fits),
+        title,
+        notes,
+        details=_details(records, fits, result, fixes),
+        commands=[command] if command else [],
+    )
 
 
 def _shown_columns(records: Records, fits: Fits) -> list[Column]:
@@ -176,8 +187,11 @@ def _users_notes(
         gpu: Beginning of the notes on this configuration, if there are others.
     """
     limit, slots = result.options.max_num_seqs, slot_limit(result)
-    keys = WASTES.items()
-    shares = [f"{name} {record[key]:.1%}" for name, key in keys if record.get(key) is not None]
+    shares = [
+        f"{name} {record[key]:.1%}"
+        for name, key in WASTES.items()
+        if record.get(key) is not None
+    ]
     notes = [f"Waste: {', '.join(shares)}"] if shares else []
     if record["low_num_seqs"] == 0:
         notes.append("At the low end of this range no user fits.")
@@ -234,7 +248,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             f"{record['model']} fits on {place}, stores no KV cache and leaves "
             f"{format_bytes(best.kv_budget)} free"
         )
-    models = dict.fromkeys(r["model"] for r in records)
+    models = distinct_values(records, "model")
     fitting = {r["model"] for r in records if r["fits"]}
     if others := [name for name in models if name not in fitting]:
         is_one_place = len({placement_words(r) for r in records}) == 1

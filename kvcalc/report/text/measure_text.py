@@ -12,11 +12,11 @@ from kvcalc.units import format_bytes, format_si
 
 
 @contextmanager
-def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., None] | None]:
+def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., None]]:
     """Show a progress bar on stderr, and yield the function that advances it.
 
-    If stderr is not a terminal, show nothing and yield None. The function takes `advance`,
-    `completed` and `description`, like the method `update` of `rich.progress`.
+    If stderr is not a terminal, show nothing, and yield a function without effect. The function
+    takes `advance`, `completed` and `description`, like the method `update` of `rich.progress`.
 
     Args:
         unit: Noun for what is counted, such as `requests`.
@@ -25,7 +25,7 @@ def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., 
     import sys
 
     if not sys.stderr.isatty():
-        yield None
+        yield lambda **changes: None
         return
     from rich.console import Console
     from rich.progress import (
@@ -102,14 +102,13 @@ def measured_table(rows: list[Record], version: str) -> Table:
     ]
     error = max(r["cache_error"] for r in rows)
     agreement = f"With and without cache, outputs differ by at most {error:.0e} of the largest."
-    notes = [*_basis(rows, version), agreement]
+    notes = [*_basis(first, version), agreement]
     return Table(rows, MEASURE_COLUMNS, title, notes, details=details)
 
 
-def _basis(rows: list[Record], version: str) -> list[str]:
+def _basis(record: Record, version: str) -> list[str]:
     """Return the footnote on the measured machine and its settings."""
-    first = rows[0]
-    return ["", f"{first['device']}, {first['dtype']}, torch {version}, medians"]
+    return ["", f"{record['device']}, {record['dtype']}, torch {version}, medians"]
 
 
 def _clock(record: Record, events: str) -> str:
@@ -152,4 +151,4 @@ def generated_table(rows: list[Record], version: str) -> Table:
         f"activations, and the host, {seconds(first['host_s'])} a step; rates sampled between the "
         f"steps; {bounds}",
     ]
-    return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(rows, version), details=details)
+    return Table(rows, GENERATE_COLUMNS, f"{title}.", _basis(first, version), details=details)

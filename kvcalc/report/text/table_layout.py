@@ -112,7 +112,7 @@ class LaidOutTable(NamedTuple):
 
     def lines(self) -> list[str]:
         """Return all lines of the table from top to bottom."""
-        return [*self.title, *self.head, *self.rows, *self.below]
+        return [line for lines in self for line in lines]
 
 
 class ColumnChoice(NamedTuple):
