@@ -128,7 +128,7 @@ def compare_answer(
     def formulas() -> str:
         from kvcalc.report.explain import explain_size, explain_table
 
-        texts = [explain_table(compare_table(deployments, records, block_size))]
+        texts = [explain_table(compare_table(deployments, records))]
         rows = product(deployments, variants, batches, contexts)
         for record, (deployment, (_, changed), batch_size, context) in zip(
             records, rows, strict=True
@@ -139,7 +139,7 @@ def compare_answer(
 
     return Answer(
         records,
-        lambda: [compare_table(deployments, records, block_size)],
+        lambda: [compare_table(deployments, records)],
         draw,
         _formulas=formulas,
         _notes=notes,

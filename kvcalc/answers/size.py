@@ -109,7 +109,7 @@ def size_answer(
 
     return Answer(
         records,
-        lambda: [size_table([make(*values) for values in arguments], variants, block_size)],
+        lambda: [size_table([make(*values) for values in arguments], variants)],
         draw,
         _short=CACHE_SIZE,
         _formulas=formulas,

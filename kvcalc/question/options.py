@@ -301,16 +301,22 @@ def parameters_in(run: Callable[..., Any]) -> list[Parameter]:
         if spec := question_in(annotation):
             parameters += parameters_in(spec)
         else:
-            option = option_of(run, parameter.name)
             is_annotated = get_origin(annotation) is Annotated
             kind, parse = get_args(annotation) if is_annotated else (annotation, None)
-            if get_origin(kind) is list and default is not inspect.Parameter.empty:
+            if get_origin(kind) is list and default is not parameter.empty:
                 default = []  # a struct shows its factory
             is_argument = (
                 not isinstance(run, type) and parameter.kind is not parameter.KEYWORD_ONLY
             )
             parameters.append(
-                Parameter(parameter.name, kind, default, option, parse, is_argument)
+                Parameter(
+                    parameter.name,
+                    kind,
+                    default,
+                    option_of(run, parameter.name),
+                    parse,
+                    is_argument,
+                )
             )
     return parameters
 

@@ -28,8 +28,8 @@ class RequestLengths(msgspec.Struct, frozen=True):
 
     prompt: int
     context: int
-    output: int = 0
-    cached: int = 0
+    output: int
+    cached: int
 
     @property
     def middle(self) -> int:

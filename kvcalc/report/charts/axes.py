@@ -291,7 +291,7 @@ class Panel:
         axes, chart, style = self.axes, self.chart, self.style
         count = len(chart.categories)
         totals = [0.0] * count
-        parts = [s for s in chart.series if s.kind == "bar"]
+        parts = chart.of_kind("bar")
         for number, series in enumerate(parts):
             bars = axes.barh(
                 range(count),
@@ -305,7 +305,7 @@ class Panel:
                 linewidth=0.5,
             )
             totals = [total + y for total, y in zip(totals, series.ys, strict=True)]
-        limits = [s for s in chart.series if s.kind == "limit"]
+        limits = chart.of_kind("limit")
         for number, series in enumerate(limits):
             axes.axvline(
                 series.ys[0],

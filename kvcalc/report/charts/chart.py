@@ -89,7 +89,11 @@ class Chart(NamedTuple):
     @property
     def is_heat(self) -> bool:
         """Return whether the chart is a heat map: a grid of coloured cells."""
-        return any(series.kind == "cells" for series in self.series)
+        return bool(self.of_kind("cells"))
+
+    def of_kind(self, kind: str) -> list[Series]:
+        """Return the series of one kind, such as `bar` or `limit`."""
+        return [series for series in self.series if series.kind == kind]
 
 
 Charts = Sequence[Chart]

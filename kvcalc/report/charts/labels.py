@@ -153,20 +153,19 @@ def place_labels(
         for position in _positions(text, frame, renderer):
             box, leader = position.box, position.leader
             covered = box.count_overlaps([*markers, *boxes]) + count_crossed(lines, box)
+            margin = near / 2 if leader else position.distance + 1
+            misread = box.padded(margin).count_overlaps(others)
             crossings = 0
-            margin = position.distance + 1
             if leader:
                 path, free_part = Path(leader), Path(leader[1:])
                 covered += sum(path.intersects_bbox(other) for other in boxes)
-                margin = near / 2
+                misread += sum(path.intersects_bbox(m.padded(near / 4)) for m in others)
                 crossings = sum(
                     free_part.intersects_path(line, filled=False) for line, _ in lines
                 )
-            misread = box.padded(margin).count_overlaps(others)
-            if leader:
-                misread += sum(path.intersects_bbox(m.padded(near / 4)) for m in others)
-            if (covered, misread, crossings) < least:
-                best, least = position, (covered, misread, crossings)
+            faults = covered, misread, crossings
+            if faults < least:
+                best, least = position, faults
             if not any(least):
                 break
         if least[0] or least[-1]:

@@ -8,7 +8,7 @@ import math
 import shutil
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from kvcalc.report.charts.chart import MARKERS, Axis, Chart, Charts
 
@@ -72,7 +72,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
         for s in chart.series
         if s.kind not in UNDRAWN_KINDS and (s.label or s.kind not in ("hollow", "quiet"))
     ]
-    levels = [s for s in chart.series if s.kind == "limit"]
+    levels = chart.of_kind("limit")
     xs = [x for series in visible for x in series.xs]
     ys = [y for series in (*visible, *levels) for y in series.ys]
     x_share, y_share = _share_of(chart.x, xs), _share_of(chart.y, ys)
@@ -136,14 +136,13 @@ def _draw_line(
 def _bar_lines(chart: Chart, columns: int) -> list[str]:
     """Return the lines of a bar chart: bars followed by their texts, and a separate row for each
     limit."""
-    parts = [s for s in chart.series if s.kind == "bar"]
+    parts = chart.of_kind("bar")
     bars = [*zip(*(part.ys for part in parts), strict=True)]
     texts = parts[-1].labels or [chart.y.tick(sum(lengths)) for lengths in bars]
     rows = [(name, text, MARKS) for name, text in zip(chart.categories, texts, strict=True)]
-    for series in chart.series:
-        if series.kind == "limit":
-            rows.append((series.label, "", LEVEL))
-            bars.append((series.ys[0],))
+    for series in chart.of_kind("limit"):
+        rows.append((series.label, "", LEVEL))
+        bars.append((series.ys[0],))
     margin = min(max(len(name) for name, *_ in rows), columns // 2) + 2
     room = columns - margin - max(12, *(len(text) + 2 for text in texts))
     scale = room / (max(map(sum, bars)) or 1.0)
@@ -151,8 +150,8 @@ def _bar_lines(chart: Chart, columns: int) -> list[str]:
     for (name, text, signs), lengths in zip(rows, bars, strict=True):
         *above, last = textwrap.wrap(name, margin - 2)
         row = f"{last:<{margin}}"
-        for number in range(len(lengths)):
-            end = margin + round(scale * sum(lengths[: number + 1]))
+        for number, total in enumerate(accumulate(lengths)):
+            end = margin + round(scale * total)
             row = row.ljust(end, signs[number % len(signs)])
         lines += [*above, f"{row} {text}".rstrip()]
     key = [(MARKS[number % len(MARKS)], part.label) for number, part in enumerate(parts)]

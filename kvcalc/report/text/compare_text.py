@@ -25,6 +25,7 @@ from kvcalc.report.text.tables import (
     MIN_MENTIONED_SHARE,
     answer_sentence,
     columns,
+    distinct_values,
     footnotes,
     marked_columns,
     memory_sentences,
@@ -65,7 +66,6 @@ MAX_SIZES = 3  # sizes in one sentence
 def size_table(
     records: Sequence[SizeRecord],
     stored: Sequence[tuple[Model, Precision, Parallelism]],
-    block_size: int,
 ) -> Table:
     """Return the table that `size` prints: KV cache bytes per GPU of models, contexts and batches.
 
@@ -73,9 +73,9 @@ def size_table(
         records: Records of `size`, one per row.
         stored: (model, data types, parallelism) triples. Notes for `--verbose` state what is
             assumed about each model.
-        block_size: Tokens per block of the cache, for the footnote and the notes.
     """
-    has_weights = records[0]["weight_bytes"] is not None
+    first = records[0]
+    block_size, has_weights = first["block_size"], first["weight_bytes"] is not None
     models = {model.name: model for model, *_ in stored}
     details = [
         f"{model.name}: {assumptions(model, precision, block_size, ranks, has_weights)}"
@@ -90,9 +90,7 @@ def size_table(
         records,
         SIZE_COLUMNS,
         _size_sentence(records, *stored[-1]),
-        footnotes(
-            *_storage(records, models, block_size), equal, *_model_notes(records, stored)
-        ),
+        footnotes(*_storage(records, models), equal, *_model_notes(records, stored)),
         details=[*dict.fromkeys(details)],
     )
 
@@ -114,13 +112,15 @@ def _model_notes(
     return notes
 
 
-def _storage(
-    records: Sequence[SizeRecord], models: Mapping[str, Model], block_size: int
-) -> tuple[str, str]:
+def _storage(records: Sequence[SizeRecord], models: Mapping[str, Model]) -> tuple[str, str]:
     """Return footnotes on the formats of weights and cache with the blocks, and on the index keys
     of engines; '' for a footnote that is not needed."""
-    formats = {"dtype": "weights in {}", "kv_cache_dtype": "KV cache in {}"}
-    storage = ", ".join([*shared_words(records, formats), f"blocks of {block_size} tokens"])
+    formats = {
+        "dtype": "weights in {}",
+        "kv_cache_dtype": "KV cache in {}",
+        "block_size": "blocks of {} tokens",
+    }
+    storage = ", ".join(shared_words(records, formats))
     differs = any(
         {"latent", "index_key"} <= models[r["model"]].roles
         and cache_layout(r["kv_cache_dtype"])["index_key"].name != "fp8_block128"
@@ -269,9 +269,7 @@ COMPARE_COLUMNS = columns(
 )
 
 
-def compare_table(
-    deployments: "Sequence[TimedDeployment]", records: Records, block_size: int
-) -> Table:
+def compare_table(deployments: "Sequence[TimedDeployment]", records: Records) -> Table:
     """Return the table that `compare` prints, with KV cache, step time and quality of variants.
 
     There is a row per deployment, attention variant, context and batch size.
@@ -280,12 +278,11 @@ def compare_table(
         deployments: Deployments of one model.
         records: Records of `compare`: all records of the first deployment, then of the second, and
             so on.
-        block_size: Tokens per block of the cache, for the notes of `--verbose`.
     """
     model, first = deployments[0].model, records[0]
     is_timed = first["weight_bytes"] is not None  # otherwise only the dimensions are known
     assumed = [
-        assumptions(model, d.precision, block_size, d.parallelism, is_timed)
+        assumptions(model, d.precision, first["block_size"], d.parallelism, is_timed)
         for d in deployments
     ]
     quality = ["", *_quality_lines({record["variant"]: record for record in records})]
@@ -300,7 +297,7 @@ def compare_table(
     if is_timed:
         none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
         notes = [*pass_notes(records, none_fits), *_intensity_notes(equal)]
-        gpus = ", ".join(dict.fromkeys(d.gpu.name for d in deployments))
+        gpus = ", ".join(distinct_values(records, "gpu"))
         details += [
             f"{reference} Times are of one decode step on {gpus}.".lstrip(),
             *pass_details(records),

@@ -286,7 +286,7 @@ def choose_columns(table: Table) -> ColumnChoice:
         table: The table with all its columns.
     """
     records = table.records
-    choice, inputs = ColumnChoice([], [], []), []
+    shown, remarks, wide, inputs = [], [], [], []
     for column in filled_columns(table):
         values = [r.get(column.key) for r in records]
         is_constant = all(value == values[0] for value in values)
@@ -297,17 +297,17 @@ def choose_columns(table: Table) -> ColumnChoice:
         ):
             continue
         if table.wide:
-            choice.shown.append(column)
+            shown.append(column)
         elif column.is_input and is_constant:
             if column.right or column.show(values[0]) not in table.title:
                 inputs.append(f"{column.title} {cell_text(column, records[0])}")
         elif len(records) > 1 and other_key and values == [r.get(other_key) for r in records]:
-            choice.remarks.append(remark)
+            remarks.append(remark)
         elif column.wide:
-            choice.wide.append(column)
+            wide.append(column)
         elif column.key not in HIDDEN_IF_ZERO or any(values):
-            choice.shown.append(column)
-    return choice._replace(remarks=[*filter(None, [", ".join(inputs), *choice.remarks])])
+            shown.append(column)
+    return ColumnChoice(shown, [*filter(None, [", ".join(inputs), *remarks])], wide)
 
 
 def _notes(table: Table, choice: ColumnChoice, count: int) -> list[str]:
