@@ -1,12 +1,13 @@
 """Read the declarations of records.
 
 A record class declares each key with its type and its meaning. A key that tables show has a heading
-too, and a format if its unit has none that suits. A `Figure` gives further attributes.
+too, and a format if its unit has none that suits. A `Formula` may be last.
 
     class SizeRecord(TypedDict):
         kv_cache_bytes: Annotated[int, "stored by all sequences on one GPU", "KV cache"]
         eviction_score_bytes: Annotated[int, "scores that an eviction policy stores"]
-        intensity: Annotated[float, Figure("flops ÷ bytes", formula="{flops} / {bytes}")]
+        mha_ratio: Annotated[FloatOrNull, "KV cache of MHA ÷ this KV cache", "MHA needs"]
+        intensity: Annotated[float, "flops ÷ bytes", Formula("{flops} / {bytes}")]
 
 The columns of tables, the labels of `--explain`, the reference and the JSON Schema follow from it.
 Do not import annotations from `__future__` in this package, because `figures_of` reads them.
@@ -37,6 +38,7 @@ _UNIT_TABLE = """
     requests_per_s          requests a second
     sequences_per_s         sequences a second
     _s                      seconds
+    seconds                 seconds
     slo_ttft                seconds
     slo_tpot                seconds
     _w                      watts
@@ -44,6 +46,7 @@ _UNIT_TABLE = """
     bytes                   bytes
     bytes_per_block         bytes
     bytes_per_sm            bytes
+    each                    bytes
     flops                   FLOP
     num_blocks              count
     parameters              count
@@ -99,6 +102,13 @@ JSON_TYPES = {
 }
 
 
+class Formula(str):
+    """A formula with keys in braces, such as `{flops} / {bytes}`.
+
+    `--explain` replaces the keys with their values.
+    """
+
+
 class Figure(msgspec.Struct, frozen=True):
     """The description of one key of a JSON record: its meaning, its unit and its table column.
 
@@ -108,11 +118,10 @@ class Figure(msgspec.Struct, frozen=True):
         heading: Heading of the key's table column; "" if no table shows the key.
         format: Format of a table cell, a name in `report.text.tables.FORMATS` or a template such as
             `{:,.1f}`. "" derives it from the unit.
-        unit: The unit of the value. "" derives it from the ending of the key, then from the type.
-        formula: Formula with keys in braces, such as `{flops} / {bytes}`. `--explain` replaces the
-            keys with their values. "" if the meaning says enough.
+        formula: A `Formula`; "" if the meaning says enough.
         name: The key.
         type: JSON type: "integer", "number", "text", "boolean", "list" or "object".
+        unit: The unit of the value. It follows from the ending of the key, else from the type.
         nullable: Whether the value may be null.
         required: Whether every record has the key.
     """
@@ -120,10 +129,10 @@ class Figure(msgspec.Struct, frozen=True):
     meaning: str
     heading: str = ""
     format: str = ""
-    unit: str = ""
     formula: str = ""
     name: str = ""
     type: str = ""
+    unit: str = ""
     nullable: bool = False
     required: bool = True
 
@@ -160,18 +169,19 @@ def _complete(key: str, declaration: Any) -> Figure:
     if origin is NotRequired:
         (declaration,) = get_args(declaration)
     value_type, *description = get_args(declaration)
-    figure = description[0] if isinstance(description[0], Figure) else Figure(*description)
+    formula = description.pop() if isinstance(description[-1], Formula) else ""
     members = get_args(value_type) if isinstance(value_type, UnionType) else (value_type,)
     value_types = [get_origin(member) or member for member in members]
     json_type = JSON_TYPES.get(value_types[0], "object")
     ending_unit = unit_of_key(key) if json_type in ("integer", "number") else ""
     return replace(
-        figure,
+        Figure(*description),
+        formula=formula,
         name=key,
         type=json_type,
+        unit=ending_unit or UNITS_OF_TYPES[json_type],
         nullable=NoneType in value_types,
         required=origin is not NotRequired,
-        unit=figure.unit or ending_unit or UNITS_OF_TYPES[json_type],
     )
 
 

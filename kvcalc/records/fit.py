@@ -2,7 +2,7 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, IntOrNull, TextOrNull
 from kvcalc.records.size import HostWeightsRecord, ShardedRecord
 
 
@@ -169,9 +169,9 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     ]
     needed_utilization: Annotated[
         FloatOrNull,
-        Figure(
-            "smallest share that fits the request; null if none does", "needed share", "{:g}"
-        ),
+        "smallest share that fits the request; null if none does",
+        "needed share",
+        "{:g}",
     ]
     needed_kv_cache_memory_bytes: Annotated[
         IntOrNull, "smallest cache that fits the request; null if none does"

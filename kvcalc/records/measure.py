@@ -2,7 +2,7 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, Formula, IntOrNull, TextOrNull
 
 
 class KernelModelRecord(TypedDict):
@@ -56,20 +56,16 @@ class ErrorRecord(TypedDict):
     predicted_rows: Annotated[int, "rows with a prediction", "predicted"]
     median_abs_error: Annotated[
         FloatOrNull,
-        Figure(
-            "error of predictions; null without predictions",
-            "median",
-            formula="median of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows",
-        ),
+        "error of predictions; null without predictions",
+        "median",
+        Formula("median of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows"),
     ]
     p90_abs_error: Annotated[
         FloatOrNull,
-        Figure(
-            "error of predictions; null without predictions",
-            "p90",
-            formula=(
-                "90th percentile of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows"
-            ),
+        "error of predictions; null without predictions",
+        "p90",
+        Formula(
+            "90th percentile of exp(|ln(predicted/measured)|) − 1, of {predicted_rows} rows"
         ),
     ]
     median_ratio: Annotated[
@@ -120,9 +116,10 @@ class MachineRecord(TypedDict):
     ]
     ratio: Annotated[
         float,
-        Figure(
-            "measured ÷ predicted", "ratio", "{:.2f}×", formula="{measured_s} / {predicted_s}"
-        ),
+        "measured ÷ predicted",
+        "ratio",
+        "{:.2f}×",
+        Formula("{measured_s} / {predicted_s}"),
     ]
     predicted_bytes: Annotated[int, "bytes of the cache", "cache predicted", "{:,}"]
     allocated_bytes: Annotated[int, "storage of the cache's tensors", "in tensors", "{:,}"]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, Formula, IntOrNull, TextOrNull
 
 MatrixPeak = Annotated[FloatOrNull, "dense matrix peak; null without such a unit"]
 
@@ -75,12 +75,10 @@ class GpuPresetRecord(PeaksRecord):
     vector_fp32_flops_per_s: Annotated[FloatOrNull, "outside the matrix units; null if unknown"]
     knee: Annotated[
         FloatOrNull,
-        Figure(
-            "FLOP per byte where bf16 products turn compute-bound; null without a bf16 peak",
-            "ridge point",
-            "{:.1f}",
-            formula="{bf16_flops_per_s} / {bandwidth_bytes_per_s}",
-        ),
+        "FLOP per byte where bf16 products turn compute-bound; null without a bf16 peak",
+        "ridge point",
+        "{:.1f}",
+        Formula("{bf16_flops_per_s} / {bandwidth_bytes_per_s}"),
     ]
     sms: Annotated[
         IntOrNull, "streaming multiprocessors or the vendor's equivalent; null if unknown"

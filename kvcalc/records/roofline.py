@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, Formula, IntOrNull, TextOrNull
 from kvcalc.records.size import BatchRecord, DeploymentRecord, MemoryRecord, TimeBasisRecord
 
 
@@ -39,7 +39,9 @@ class WorkRecord(TypedDict):
     inter_node_bytes: Annotated[int, "sent between nodes"]
     intensity: Annotated[
         FloatOrNull,
-        Figure("flops ÷ bytes; null without traffic", "FLOP/B", formula="{flops} / {bytes}"),
+        "flops ÷ bytes; null without traffic",
+        "FLOP/B",
+        Formula("{flops} / {bytes}"),
     ]
     bound: Annotated[
         TextOrNull,
@@ -56,12 +58,10 @@ class WorkRecord(TypedDict):
     ]
     overhead: Annotated[
         FloatOrNull,
-        Figure(
-            "predicted time ÷ bound; null without one of them",
-            "overhead",
-            "{:.3g}×",
-            formula="{time_s} / {roofline_s}",
-        ),
+        "predicted time ÷ bound; null without one of them",
+        "overhead",
+        "{:.3g}×",
+        Formula("{time_s} / {roofline_s}"),
     ]
     share: Annotated[
         float, "share of the time of the pass; by time_s or else roofline_s", "share"
@@ -165,7 +165,7 @@ class AttentionRecord(BatchRecord):
     ]
     bytes: Annotated[int, "traffic of the same operators", "bytes"]
     intensity: Annotated[
-        float, Figure("flops ÷ bytes", "FLOP/B", "{:,.1f}", formula="{flops} / {bytes}")
+        float, "flops ÷ bytes", "FLOP/B", "{:,.1f}", Formula("{flops} / {bytes}")
     ]
     bound: Annotated[str, "compute or memory", "bound"]
     roofline_s: Annotated[float, "datasheet bound", "at least", "kernel"]
@@ -177,11 +177,9 @@ class AttentionRecord(BatchRecord):
     ]
     to_knee: Annotated[
         float,
-        Figure(
-            "ridge point ÷ intensity",
-            "gap to ridge",
-            "{:,.2f}×",
-            formula="{knee} / {intensity}",
-        ),
+        "ridge point ÷ intensity",
+        "gap to ridge",
+        "{:,.2f}×",
+        Formula("{knee} / {intensity}"),
     ]
     computed_in: Annotated[str, "dtypes of the matrix units"]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, NotRequired, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, Formula, IntOrNull, TextOrNull
 from kvcalc.records.size import (
     DeploymentRecord,
     DraftRecord,
@@ -27,22 +27,18 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
     prefix_len: Annotated[int, "leading tokens of the prompt that are already cached"]
     ttft_s: Annotated[
         FloatOrNull,
-        Figure(
-            "until the first token; null if the GPU has no bound for a prompt",
-            "TTFT",
-            formula="Σ operators of the prefill of {input_len} − {prefix_len} cached tokens",
-        ),
+        "until the first token; null if the GPU has no bound for a prompt",
+        "TTFT",
+        Formula("Σ operators of the prefill of {input_len} − {prefix_len} cached tokens"),
     ]
     uncached_ttft_s: Annotated[
         FloatOrNull, "without the cached prefix; null without a prefix", "TTFT uncached"
     ]
     tpot_s: Annotated[
         FloatOrNull,
-        Figure(
-            "from one token to the next; null for an answer of one token",
-            "TPOT",
-            formula="mean of {output_len} − 1 decode steps, {tpot_first_s} to {tpot_last_s}",
-        ),
+        "from one token to the next; null for an answer of one token",
+        "TPOT",
+        Formula("mean of {output_len} − 1 decode steps, {tpot_first_s} to {tpot_last_s}"),
     ]
     tpot_first_s: Annotated[
         FloatOrNull, "after the shortest cache; null for an answer of one token", "TPOT first"
@@ -52,53 +48,42 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
     ]
     e2e_s: Annotated[
         FloatOrNull,
-        Figure(
-            "TTFT + (out − 1) · TPOT; null without ttft_s",
-            "end to end",
-            formula="{ttft_s} + ({output_len} − 1) · {tpot_s}",
-        ),
+        "TTFT + (out − 1) · TPOT; null without ttft_s",
+        "end to end",
+        Formula("{ttft_s} + ({output_len} − 1) · {tpot_s}"),
     ]
     flops: Annotated[int, "FLOPs of all passes", "FLOP"]
     bytes: Annotated[int, "traffic of all passes", "bytes", "decimal bytes"]
     speedup: Annotated[
         FloatOrNull,
-        Figure(
-            "time without a cache ÷ time with it; null unless both were requested",
-            "cache saves",
-            formula="{no_cache_e2e_s} / {e2e_s}",
-        ),
+        "time without a cache ÷ time with it; null unless both were requested",
+        "cache saves",
+        Formula("{no_cache_e2e_s} / {e2e_s}"),
     ]
     tokens_per_step: Annotated[float, "per decode step, more than 1 with a draft"]
     output_tokens_per_s: Annotated[
         FloatOrNull,
-        Figure(
-            "rate of all sequences; null without e2e_s",
-            "tokens/s",
-            "{:,.1f}",
-            formula="{batch_size} · {output_len} / {e2e_s}",
-        ),
+        "rate of all sequences; null without e2e_s",
+        "tokens/s",
+        "{:,.1f}",
+        Formula("{batch_size} · {output_len} / {e2e_s}"),
     ]
     sequences_per_s: NotRequired[
         Annotated[
             FloatOrNull,
-            Figure(
-                "sequences that an embedder or reranker reads; null without e2e_s",
-                "sequences/s",
-                "{:,.1f}",
-                formula="{batch_size} / {e2e_s}",
-            ),
+            "sequences that an embedder or reranker reads; null without e2e_s",
+            "sequences/s",
+            "{:,.1f}",
+            Formula("{batch_size} / {e2e_s}"),
         ]
     ]
     cost_per_million_tokens: NotRequired[
         Annotated[
             FloatOrNull,
-            Figure(
-                "currency of --price-per-hour; null without e2e_s",
-                "per 1M tokens",
-                formula=(
-                    "price · {gpus} GPUs · {e2e_s} / 3600 s / ({batch_size} · {output_len}) · "
-                    "10^6"
-                ),
+            "currency of --price-per-hour; null without e2e_s",
+            "per 1M tokens",
+            Formula(
+                "price · {gpus} GPUs · {e2e_s} / 3600 s / ({batch_size} · {output_len}) · 10^6"
             ),
         ]
     ]
@@ -170,30 +155,24 @@ class SpeculationRecord(TypedDict):
     acceptance_rate: Annotated[float, "accepted part of drafted tokens", "accepted", "{:.0%}"]
     tokens_per_step: Annotated[
         float,
-        Figure(
-            "per decode step, more than 1 with a draft",
-            "tokens/step",
-            "{:.4f}",
-            formula="Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}",
-        ),
+        "per decode step, more than 1 with a draft",
+        "tokens/step",
+        "{:.4f}",
+        Formula("Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}"),
     ]
     draft_s: Annotated[float, "time to draft the tokens", "drafting"]
     verify_s: Annotated[float, "time to verify the tokens", "verifying"]
     speculative_tpot_s: Annotated[
         float,
-        Figure(
-            "time per further token",
-            "TPOT",
-            formula="({draft_s} + {verify_s}) / {tokens_per_step}",
-        ),
+        "time per further token",
+        "TPOT",
+        Formula("({draft_s} + {verify_s}) / {tokens_per_step}"),
     ]
     speculative_e2e_s: Annotated[
         FloatOrNull,
-        Figure(
-            "TTFT + (out − 1) · TPOT with the draft; null without ttft_s",
-            "end to end",
-            formula="{ttft_s} + ({output_len} − 1) · {speculative_tpot_s}",
-        ),
+        "TTFT + (out − 1) · TPOT with the draft; null without ttft_s",
+        "end to end",
+        Formula("{ttft_s} + ({output_len} − 1) · {speculative_tpot_s}"),
     ]
     speculative_speedup: Annotated[
         float, "tpot_s without the draft ÷ tpot_s with it", "TPOT speed-up", "{:.2f}×"
@@ -290,22 +269,18 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     duration_s: Annotated[float, "from the first arrival to the last token"]
     throughput_tokens_per_s: Annotated[
         FloatOrNull,
-        Figure(
-            "output tokens; null without an answer",
-            "tokens/s",
-            formula="{output_tokens} tokens / {duration_s}",
-        ),
+        "output tokens; null without an answer",
+        "tokens/s",
+        Formula("{output_tokens} tokens / {duration_s}"),
     ]
     total_tokens_per_s: Annotated[
         FloatOrNull, "input and output tokens; null without an answer"
     ]
     requests_per_s: Annotated[
         FloatOrNull,
-        Figure(
-            "answered requests; null without an answer",
-            "req/s",
-            formula="{completed} requests / {duration_s}",
-        ),
+        "answered requests; null without an answer",
+        "req/s",
+        Formula("{completed} requests / {duration_s}"),
     ]
     ttft_mean_s: Annotated[FloatOrNull, "from arrival to first token; null without an answer"]
     ttft_p50_s: Annotated[
@@ -352,11 +327,9 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     padding_waste: Annotated[
         FloatOrNull,
-        Figure(
-            "padded slots ÷ all token slots; null without a pass",
-            "padding",
-            formula="{padded_slots} / {token_slots}",
-        ),
+        "padded slots ÷ all token slots; null without a pass",
+        "padding",
+        Formula("{padded_slots} / {token_slots}"),
     ]
     padded_slots: Annotated[int, "token slots with padding"]
     token_slots: Annotated[int, "token slots of all passes"]
@@ -365,11 +338,9 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     kv_peak: Annotated[
         FloatOrNull,
-        Figure(
-            "maximum allocated part of the budget; null without a budget",
-            "KV peak",
-            formula="{kv_peak_bytes} / {kv_budget_bytes}",
-        ),
+        "maximum allocated part of the budget; null without a budget",
+        "KV peak",
+        Formula("{kv_peak_bytes} / {kv_budget_bytes}"),
     ]
     kv_peak_bytes: Annotated[int, "maximum allocated bytes"]
     kv_budget_bytes: Annotated[int, "KV cache budget"]
@@ -398,11 +369,9 @@ class ServeRecord(DeploymentRecord, DraftRecord, LoadRecord, TimeBasisRecord):
     ]
     cost_per_million_tokens: Annotated[
         FloatOrNull,
-        Figure(
-            "currency of --price-per-hour; null without a price",
-            "per 1M tokens",
-            formula="price · {gpus} GPUs · {duration_s} / 3600 s / {output_tokens} tokens · 10^6",
-        ),
+        "currency of --price-per-hour; null without a price",
+        "per 1M tokens",
+        Formula("price · {gpus} GPUs · {duration_s} / 3600 s / {output_tokens} tokens · 10^6"),
     ]
     tpot_p90_error: Annotated[
         FloatOrNull, "90th percentile of the error of TPOT on measured servers; null if unknown"

@@ -2,7 +2,7 @@
 
 from typing import Annotated, TypedDict
 
-from kvcalc.records.figures import Figure, FloatOrNull, IntOrNull, TextOrNull
+from kvcalc.records.figures import FloatOrNull, Formula, IntOrNull, TextOrNull
 
 
 class ReplicaRecord(TypedDict):
@@ -76,10 +76,8 @@ class WeightsRecord(TypedDict):
     weight_bytes: Annotated[IntOrNull, "weights of one GPU; null without a model", "weights"]
     cache_share_of_weights: Annotated[
         FloatOrNull,
-        Figure(
-            "stored bytes ÷ weight_bytes; null without a model",
-            formula="{kv_cache_bytes} / {weight_bytes}",
-        ),
+        "stored bytes ÷ weight_bytes; null without a model",
+        Formula("{kv_cache_bytes} / {weight_bytes}"),
     ]
     equal_weights_context: Annotated[
         IntOrNull,
@@ -210,12 +208,10 @@ class MemoryRecord(TypedDict):
     ]
     max_num_seqs: Annotated[
         IntOrNull,
-        Figure(
-            "requests that fit after the weights; sequences of this length on the replica; null if "
-            "the engine refuses the model",
-            "users",
-            formula="⌊{kv_budget_bytes} / ({kv_needed_bytes} / {batch_size} sequences)⌋",
-        ),
+        "requests that fit after the weights; sequences of this length on the replica; null if "
+        "the engine refuses the model",
+        "users",
+        Formula("⌊{kv_budget_bytes} / ({kv_needed_bytes} / {batch_size} sequences)⌋"),
     ]
     memory_note: Annotated[
         TextOrNull, "reason why the engine refuses the model; null if it does not"

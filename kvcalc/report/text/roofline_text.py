@@ -9,7 +9,7 @@ from kvcalc.layers.batch import Batch
 from kvcalc.layers.cost import Role
 from kvcalc.planning.comparison import SHAPE
 from kvcalc.records import JsonObject, Record, Records
-from kvcalc.records.figures import Figure
+from kvcalc.records.figures import Formula
 from kvcalc.records.roofline import AttentionRecord, OperatorRecord, RooflineRecord
 from kvcalc.report.row_names import DEPLOYMENT, WORDING, equal_records, sides
 from kvcalc.report.text.table_layout import Column, Table
@@ -249,20 +249,15 @@ class MemoryLevel(TypedDict):
     """
 
     level: Annotated[str, "registers, a cache, memory or disk", "memory"]
-    each: Annotated[int | None, Figure("bytes of one SM", "per unit", unit="bytes")]
+    each: Annotated[int | None, "bytes of one SM", "per unit"]
     units: Annotated[int | None, "number of units", "units", "text"]
-    bytes: Annotated[
-        int | None, Figure("bytes of all units", "total", formula="{units} · {each} B")
-    ]
+    bytes: Annotated[int | None, "bytes of all units", "total", Formula("{units} · {each}")]
     bytes_per_s: Annotated[float | None, "in one direction", "bandwidth"]
     seconds: Annotated[
         float | None,
-        Figure(
-            "time of all bytes; ≥ by a documented rate, ~ by a measured rate",
-            "time to read",
-            unit="seconds",
-            formula="{bytes} / {bytes_per_s}",
-        ),
+        "time of all bytes; ≥ by a documented rate, ~ by a measured rate",
+        "time to read",
+        Formula("{bytes} / {bytes_per_s}"),
     ]
 
 
