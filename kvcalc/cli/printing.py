@@ -44,9 +44,8 @@ def print_answer(answer: Answer, output: Printing) -> int:
         check_number("rows of a table", MAX_TABLE_ROWS, answer._records)
         tables = answer._tables()
         check_number("tables", MAX_TABLES, tables)
-        layout = {"wide": output.wide, "verbose": output.verbose}
         show(
-            *(replace(table, **layout) for table in tables),
-            as_markdown=output.format == "markdown",
+            [replace(table, wide=output.wide, verbose=output.verbose) for table in tables],
+            output.format == "markdown",
         )
     return answer._status

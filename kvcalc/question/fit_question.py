@@ -103,7 +103,6 @@ class FitQuestion(EngineSettings, frozen=True):
         max_num_batched_tokens: Maximum tokens of one forward pass of a data-parallel rank
             (llama.cpp: of its micro-batch).
         max_in_flight_batches: Number of passes that are scheduled before the first of them is done.
-        num_speculative_tokens: Draft tokens of a sequence per pass that verifies them.
         kv_cache_memory_bytes: Bytes of the cache per GPU, instead of the computed budget.
         num_gpu_blocks_override: Number of KV cache blocks per GPU, instead of the computed number.
         memory_in_use: Bytes of each GPU that other processes use.
@@ -134,7 +133,6 @@ class FitQuestion(EngineSettings, frozen=True):
     utilization_of: str = ""
     max_num_batched_tokens: Tokens = 0
     max_in_flight_batches: int = 0
-    num_speculative_tokens: int = 0
     kv_cache_memory_bytes: OptionalBytes = None
     num_gpu_blocks_override: int = 0
     memory_in_use: Annotated[int, host_bytes] = 0

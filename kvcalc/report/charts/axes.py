@@ -314,7 +314,7 @@ class Panel:
                 linewidth=0.16 * style.font,
                 label=series.label,
             )
-        longest = max([*totals, *chart.y.shown, *(s.ys[0] for s in limits)])
+        longest = max([*totals, *(s.ys[0] for s in limits)])
         axes.set_yticks(range(count), row_names(chart))
         axes.set_ylim(count - 0.5, -0.5)
         axes.grid(False, axis="y")

@@ -183,7 +183,7 @@ def columns(
     return tuple(results)
 
 
-def show(*tables: Table, as_markdown: bool = False) -> None:
+def show(tables: Sequence[Table], as_markdown: bool) -> None:
     """Print tables on stdout.
 
     On a terminal, titles are bold, notes are dim, and a table that is too wide is divided into
