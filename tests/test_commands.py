@@ -260,8 +260,7 @@ def test_a_float32_checkpoint_s_line_given_back_is_the_same_answer(kvcalc: Run, 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
 def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
-    """For a model with windows, the line with one option differs from the line without, and gives the same record if read
-    again."""
+    """For a model with windows, the line with one option differs from the line without, and gives the same record again."""
     deployment = Deployment(load_model("gpt-oss-20b"), load_gpu("h200"))
     plain = _record(deployment, FitOptions(engine=engine))["kvcalc_command"]
     for name, value in ((name, value) for name, values in _menu(engine).items() for value in values):

@@ -58,8 +58,7 @@ def absorbed(t: int, pairs: int, rows: int) -> dict[str, Cost]:
 
 
 def expanded(t: int, pairs: int, rows: int) -> dict[str, Cost]:
-    """Return keys and values of all `rows` tokens from their latents (1024 bytes), then MHA with keys of 192 and values of
-    128."""
+    """Return keys and values of all `rows` tokens from their latents (1024 bytes), then MHA with widths 192 and 128."""
     width = H * (DN + DV)
     return around(t) | {
         "kv_up": Cost(

@@ -14,8 +14,7 @@ def operators(batch: Batch) -> dict[str, Operator]:
 
 
 def worked(tokens: int, pairs: int, rows_read: int, sequences: int) -> dict[str, tuple[int, Cost]]:
-    """Return (count, cost of one run) by operator name, for new tokens, (query, key) pairs, and cached rows that the pass
-    reads."""
+    """Return (count, cost of one run) by operator name, for new tokens, (query, key) pairs, and cached rows that it reads."""
     gemm = {
         "qkv": (L, tokens, D, 3 * D),
         "o": (L, tokens, D, D),

@@ -216,8 +216,7 @@ def test_models_are_as_large_as_published(name: str, mix: str, published: float,
 
 
 def test_gpt_oss_20b_has_no_whole_blocks_of_256() -> None:
-    """Rows of 2880 use Q5_0 instead of Q4_K and Q8_0 instead of Q6_K. o has rows of 4096. Biases, sinks and routers are
-    float32."""
+    """Rows of 2880 use Q5_0 instead of Q4_K and Q8_0 instead of Q6_K. o has rows of 4096. Biases, sinks, routers are fp32."""
     d, layers, experts = 2880, 24, 32
     more = 3 + 3 + 6  # layers 0-2, 21-23 and 5, 8, …, 20
     q, kv, o, expert = d * 4096, d * 512, 4096 * d, d * d

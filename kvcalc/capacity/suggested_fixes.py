@@ -18,7 +18,7 @@ from kvcalc.capacity.command_line import command_of, option_words, with_values
 from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError
-from kvcalc.model.memory import weight_bytes
+from kvcalc.model.memory import weight_bytes, windows
 from kvcalc.model.model import Model
 from kvcalc.storage.formats import canonical
 from kvcalc.storage.ggml import mix_of
@@ -36,6 +36,9 @@ MIN_LOW_SHARE = 0.25
 # Below this context, llama-server moves layers to the host instead of shortening the context.
 # https://github.com/ggml-org/llama.cpp/blob/master/tools/server/README.md (--fit-ctx), 2026-11-27
 FIT_CONTEXT = 4096
+# vLLM's default on GPUs with less than 70 GiB; smaller passes would make prefill slow
+SMALL_BATCH = 2048
+MIN_BATCH_GAIN = 1.1  # of the sequences before
 MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
 NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
 # a cache of half the bytes, by the engines' names
@@ -231,6 +234,25 @@ def small_cache(result: Fit) -> ConfigChange | None:
     """
     change = smaller_cache(ConfigChange.of(result))
     return change if change and change.sequences > result.sequences else None
+
+
+def smaller_batch(result: Fit) -> ConfigChange | None:
+    """Return the request with 2,048 tokens per pass, if clearly more sequences fit with it;
+    otherwise None.
+
+    In a layer with a sliding window, vLLM reserves the tokens of a pass for each sequence. Example:
+    gemma-3-27b on one H100 stores 1 sequence of 32,768 tokens with passes of 8,192 tokens, and 3
+    with passes of 2,048.
+
+    Args:
+        result: The capacity of the request.
+    """
+    options = result.options
+    is_fixed = options.engine != "vllm" or options.max_num_batched_tokens
+    if is_fixed or not any(windows(result.model)):
+        return None
+    change = ConfigChange.of(result).changed(max_num_batched_tokens=SMALL_BATCH)
+    return change if change.sequences > MIN_BATCH_GAIN * result.sequences else None
 
 
 def smaller_weights(start: ConfigChange) -> ConfigChanges:

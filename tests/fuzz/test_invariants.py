@@ -121,8 +121,7 @@ def test_a_request_is_its_first_token_and_the_rest(count: int) -> None:
 
 @each_count
 def test_more_tokens_sequences_or_shards(count: int) -> None:
-    """Stored bytes grow with tokens and are proportional to sequences. A rank stores at least its share and at
-    most everything."""
+    """Stored bytes grow with tokens and are proportional to sequences. A rank stores its share to everything."""
 
     def check(model: str, length: int, more: int, batch: int, tp: int) -> None:
         at, beyond = (records("size", model, "--context", n)[0]["kv_cache_bytes"] for n in (length, length + more))

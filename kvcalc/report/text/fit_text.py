@@ -21,6 +21,7 @@ from kvcalc.capacity.suggested_fixes import (
     has_longest_length,
     join_with_or,
     small_cache,
+    smaller_batch,
 )
 from kvcalc.question.fit_question import TypedWords
 from kvcalc.records import JsonObject, Record, Records
@@ -117,11 +118,11 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         basis += f", {extra[extra.index('--memory') + 1]} GPUs"
     notes = ["", basis, *_accuracy(result, gpu)]
     command = record["command"]
-    fixes = [small_cache(result)]
+    fixes = [change for change in (small_cache(result), smaller_batch(result)) if change]
     if result.fits:
         rows.insert(0, rows.pop(index))
         title = _fit_sentence(records, fits, index)
-        notes += _users_notes(records, record, result, fixes[0], gpu)
+        notes += _users_notes(records, record, result, fixes, gpu)
     else:
         name = words.names[result.model.name] if words.stated else ""
         advised = advice(result, words.has_all_experts, name)
@@ -178,12 +179,12 @@ def _size(record: Record) -> tuple[int, int]:
 
 
 def _users_notes(
-    records: Records, record: Record, result: Fit, change: ConfigChange | None, gpu: str
+    records: Records, record: Record, result: Fit, changes: Sequence[ConfigChange], gpu: str
 ) -> list[str]:
     """Return notes on the users of a configuration that fits, the most important first.
 
     Args:
-        change: The change to a smaller cache, if there is one.
+        changes: Changes with which more users fit.
         gpu: Beginning of the notes on this configuration, if there are others.
     """
     limit, slots = result.options.max_num_seqs, slot_limit(result)
@@ -213,15 +214,16 @@ def _users_notes(
         f"{name} {format_bytes(extra[name])}" for name in ADDED_WEIGHTS if name in extra
     ]:
         notes.append(f"{gpu}Weights/GPU include {', '.join(added)}.")
-    notes += result.remarks
-    if change and not has_different_values(records, "kv_cache_dtype"):
+    has_caches = has_different_values(records, "kv_cache_dtype")
+    for change in sorted(changes, key=lambda change: -change.sequences):
         users = min(filter(None, (change.sequences, limit, slots)))
-        if users > result.sequences:
+        is_tried = has_caches and "--kv-cache-dtype" in change.words
+        if users > result.sequences and not is_tried:
             notes.append(
                 f"{gpu}With `{shlex.join(change.words)}`, {plural(users, 'user')} of "
                 f"{result.length:,} tokens fit."
             )
-    return notes
+    return [*notes, *result.remarks]
 
 
 def _comparable_records(records: Records, fits: Fits) -> Records:
@@ -453,7 +455,7 @@ def _accuracy(result: Fit, gpu: str) -> list[str]:
 
 
 def _details(
-    records: Records, fits: Fits, result: Fit, fixes: Sequence[ConfigChange | None]
+    records: Records, fits: Fits, result: Fit, fixes: Sequence[ConfigChange]
 ) -> list[str]:
     """Return the notes for `--verbose`: settings, bytes of a request, transfers and memory."""
     first = records[0]
@@ -462,7 +464,7 @@ def _details(
     lines += placement_lines(first)
     lines += [note for f in fits for note in f.notes]
     # published quality of the formats that the answer suggests, for this model only
-    costs = (change.cost for change in fixes if change)
+    costs = [change.cost for change in fixes]
     lines += [text for text in costs if is_measured_on(result.model.name, text)]
     return [*dict.fromkeys(lines), memory_line(result)]
 
