@@ -307,10 +307,11 @@ def test_a_model_with_a_preset_needs_no_network(name: str, preset: str, monkeypa
     assert load_model(name) == load_model(preset)
 
 
-def test_a_failure_names_the_preset_of_the_same_shape(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_names_the_preset_of_the_same_shape_or_similar_presets(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    found = kvcalc("size", "Qwen/Qwen3-14B-AWQ")
-    assert (found.code, found.out) == (2, "")
-    assert found.err.endswith("The preset qwen3-14b with --quantization awq needs no network\n")
+    same, near = kvcalc("size Qwen/Qwen3-14B-AWQ"), kvcalc("size allenai/Olmo-3-32B-New")
+    assert (same.code, same.out, near.code, near.out) == (2, "", 2, "")
+    assert same.err.endswith("The preset qwen3-14b with --quantization awq needs no network\n")
+    assert near.err.endswith(" to fetch the file. Did you mean olmo-3-32b, olmo-2-32b?\n")

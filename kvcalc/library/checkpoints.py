@@ -38,6 +38,7 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
         if not re.search(" Hub|no such file|unknown model", error.what):
             raise
         stem = re.sub(r"\.(json|ya?ml)$", "", hub_name(name))
+        start = error.hint + "." * (error.hint[-1:] not in "?")
         same = known_checkpoint(stem)
         if same and "/" not in same.name:
             options = f" with --dtype {same.dtype}" * bool(same.dtype)
@@ -46,13 +47,13 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
             hint = f"It is the preset {same.name}{options}"
             if "unknown" not in error.what:
                 source = "network" if " Hub" in error.what else "file"
-                end = "" if error.hint[-1:] in "?" else "."
-                hint = f"{error.hint}{end} The preset {same.name}{options} needs no {source}"
+                hint = f"{start} The preset {same.name}{options} needs no {source}"
             elif not options:
                 return load_model(same.name, changes)
         else:
             similar_names = presets.similar_models(stem, presets.preset_files("models"))
-            hint = error.hint or nearest(stem, similar_names)
+            near = nearest(stem.rpartition("/")[2], similar_names, 3)
+            hint = f"{start} {near}" if near and " Hub" in error.what else error.hint or near
         raise UserError(error.what, hint.strip(), error.where) from None
 
 

@@ -186,7 +186,7 @@ def _unknown(name: str, kind: str, files: PathsByName, aliases: PathsByName) -> 
         near = nearest(name, names, printed_names=stems)
         hint = f"{near} {OWN_GPU_HINT * (kind == 'gpus')}".strip()
     if not hint:
-        hint = f"Use its Hugging Face name, such as owner/{name}, or a config.json; "
+        hint = "Use its Hugging Face name, such as OWNER/NAME, or a config.json; "
         hint += "`kvcalc models` lists the presets"
     return UserError(f"unknown {kind[:-1]} {name!r}", hint)
 

@@ -67,6 +67,7 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         panel: Heading of the option in `--help-all`, such as "Memory".
         is_common: Whether `--help` shows the option.
         choices: All valid values; () if values are not limited to a list.
+        hints: What to type instead of an invalid value, by value. Keys are in lower case.
         words: Values that shell completion offers, or the name of a list that completion fills in,
             such as "models".
         called: Names that other tools give the option, without dashes and separated by blanks, for
@@ -84,6 +85,7 @@ class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     panel: str = "Other options"
     is_common: bool = False
     choices: tuple[str, ...] = ()
+    hints: dict[str, str] = {}
     words: tuple[str, ...] | str = ()
     called: str = ""
     list_order: int = 0
@@ -193,7 +195,8 @@ class Parameter(NamedTuple):
         if value == self.default:
             return
         if option.choices and value not in option.choices:
-            raise UserError(f"unknown {text}", nearest(str(value), option.choices))
+            hint = option.hints.get(str(value).lower())
+            raise UserError(f"unknown {text}", hint or nearest(str(value), option.choices))
         is_int = self.type in (int, int | None)
         kind = int if is_int else int | float
         is_number = isinstance(value, kind) and not isinstance(value, bool)
