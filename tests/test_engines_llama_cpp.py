@@ -119,8 +119,7 @@ def test_the_buffer_of_a_wide_network() -> None:
 
 @pytest.mark.parametrize(("inner", "used", "printed"), [(2048, 2, 30), (1024, 8, 54)])
 def test_the_buffer_of_experts(inner: int, used: int, printed: int) -> None:
-    """A build at 4096 cells prints 30.01 and 54.01 MiB. 4 MiB are the mask; the rest is 4 · 512 · (3 · used · inner + 4 ·
-    256)."""
+    """A build at 4096 cells prints 30.01 and 54.01 MiB. 4 MiB are the mask, the rest 4 · 512 · (3 · used · inner + 4 · 256)."""
     config = {
         "model_type": "qwen3_moe", "hidden_size": 256, "intermediate_size": 512, "moe_intermediate_size": inner,
         "num_experts": 16, "num_experts_per_tok": used, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,

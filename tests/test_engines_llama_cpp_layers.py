@@ -71,8 +71,7 @@ def test_minicpm3_under_vllm() -> None:
 
 
 def test_a_file_with_kv_up_in_one_tensor(tmp_path: Path) -> None:
-    """DeepSeek-V2-Lite as GGUF before llama.cpp stored latents: 16 heads of 128 + 64 and 128, 16,384 cells, 4.22 GiB in the
-    log."""
+    """DeepSeek-V2-Lite as GGUF before llama.cpp stored latents: 16 heads of 128 + 64 and 128, 16,384 cells, log 4.22 GiB."""
     layer: Tensors = {
         "attn_norm.weight": ((2048,), F32), "attn_q.weight": ((2048, 16 * 192), F16), "attn_kv_a_norm.weight": ((512,), F32),
         "attn_kv_a_mqa.weight": ((2048, 576), F16), "attn_kv_b.weight": ((512, 16 * 256), F16), "ffn_norm.weight": ((2048,), F32),

@@ -64,8 +64,7 @@ LINES = [
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> None:
-    """A number is a cell, a value that is equal in all rows, or part of the request. A factor may be the
-    quotient of two cells."""
+    """A number is a cell, a value that is equal in all rows, or part of the request. A factor may be a quotient of cells."""
     out = kvcalc(line).out.splitlines()
     wide = kvcalc(f"{line} --wide -v").out.splitlines()
     first = next(n for n, text in enumerate(out) if HEADING.search(text))

@@ -13,8 +13,7 @@ from kvcalc.serving.simulation import simulate
 
 @pytest.mark.parametrize("outputs", [(2, 9), (9, 2)])
 def test_a_static_batch_splits_where_its_outputs_do_not_fit(outputs: tuple[int, int]) -> None:
-    """Padded to the longest answer, two rows end at 2 + 9 − 1 = 10 tokens each. 20 tokens fit both, 19 only one after the
-    other."""
+    """Padded to the longest answer, two rows end at 2 + 9 − 1 = 10 tokens each. 20 tokens fit both, 19 one at a time."""
     rows = asked(*((0.0, 2, n) for n in outputs))
     assert served(rows, "static", byte_pool(20)).logs[0].scheduled.tolist() == [0, 0]
     assert served(rows, "static", byte_pool(19)).logs[0].scheduled.tolist() == [0, outputs[0]]

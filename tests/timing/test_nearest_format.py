@@ -75,8 +75,7 @@ def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
     ],
 )
 def test_latent_attention_of_other_widths_than_the_measured_is_scaled(name: str, form: str, basis: str) -> None:
-    """Measured widths are 576 and 512 (absorbed) or 192 and 128 (expanded). DeepSeek-V4's are 512 and 512, GLM-5's prompts
-    256."""
+    """Measured widths are 576 and 512 (absorbed) or 192 and 128 (expanded). DeepSeek-V4's are 512, GLM-5's prompts 256."""
     latent = {"mla_decode": {"bfloat16": entry(MlaDecode())}, "mla_prefill": {"bfloat16": entry(MlaPrefill())}}
     laws = msgspec.structs.replace(LAWS, laws=LAWS.laws | latent)
     batch = Batch.decode(16384, 8) if form == "decode" else Batch.prefill(16384)
