@@ -76,16 +76,16 @@ def join_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def list_few(names: Sequence[str], max_names: int = 4) -> str:
-    """Return the first names of a list as text, such as `a, b, c, d and 3 more`.
+def list_few(names: Iterable[str]) -> str:
+    """Return up to five names as text, or the first four, such as `a, b, c, d and 3 more`.
 
     Args:
-        names: All names.
-        max_names: Number of names to write. If only one more name would remain, it is written too.
+        names: All names. A repeated name counts once.
     """
-    shown = names if len(names) <= max_names + 1 else names[:max_names]
+    distinct = list(dict.fromkeys(names))
+    shown = distinct if len(distinct) <= 5 else distinct[:4]
     return ", ".join(shown) + (
-        f" and {len(names) - len(shown)} more" if len(shown) < len(names) else ""
+        f" and {len(distinct) - len(shown)} more" if len(shown) < len(distinct) else ""
     )
 
 

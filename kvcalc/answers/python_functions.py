@@ -94,7 +94,7 @@ def of_kind(value: Value, noun: str, *kinds: type) -> Value:
     return value
 
 
-READERS: dict[str, Callable[[Any], Any]] = {
+READERS = {
     "model": as_model,
     "gpu": as_gpu,
     "context": lambda value: as_tokens(value, "context"),

@@ -23,9 +23,8 @@ from kvcalc.units import bytes_shown_in
 if TYPE_CHECKING:
     import typer
 
-ENTRIES: dict[str, dict[str, Any]] = msgspec.json.decode(
-    Path(__file__).with_name("commands.json").read_bytes()
-)
+# by command: its help, its examples, and the module and name of its function
+ENTRIES = msgspec.json.decode(Path(__file__).with_name("commands.json").read_bytes())
 COMMANDS = {name: entry["help"] for name, entry in ENTRIES.items()}
 # Options about printing, if they are not `Output`. The last four print no records.
 _PRINTING = {

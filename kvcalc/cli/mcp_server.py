@@ -51,16 +51,17 @@ def make_server() -> "Server":
     from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 
     async def list_tools(_: Any, __: Any) -> "ListToolsResult":
-        tools = [
-            Tool(
-                name=name,
-                description=COMMANDS[name],
-                input_schema=input_schema(name),
-                output_schema=output_schema(name),
-            )
-            for name in TOOLS
-        ]
-        return ListToolsResult(tools=tools)
+        return ListToolsResult(
+            tools=[
+                Tool(
+                    name=name,
+                    description=COMMANDS[name],
+                    input_schema=input_schema(name),
+                    output_schema=output_schema(name),
+                )
+                for name in TOOLS
+            ]
+        )
 
     async def call_tool(_: Any, request: "CallToolRequestParams") -> "CallToolResult":
         try:
@@ -133,7 +134,9 @@ def output_schema(command: str) -> JsonObject:
         command: Name of the command, such as "fit".
     """
     schema = schema_of_command(command)
-    properties = {"records": schema["anyOf"][-1], "exit_status": {"type": "integer"}}
-    return {"type": "object", "properties": properties, "required": ["records"]} | {
-        "$defs": schema["$defs"]
+    return {
+        "type": "object",
+        "properties": {"records": schema["anyOf"][-1], "exit_status": {"type": "integer"}},
+        "required": ["records"],
+        "$defs": schema["$defs"],
     }

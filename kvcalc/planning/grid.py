@@ -647,7 +647,7 @@ class SearchGrid:
                 unknown = np.flatnonzero(is_unknown).tolist()
                 if unknown:
                     reason = "no rate of a link to another replica is known"
-                    names = list_few([*dict.fromkeys(deployments[n].gpu.name for n in unknown)])
+                    names = list_few(deployments[n].gpu.name for n in unknown)
                     self.remarks[f"{names}: no disaggregated prefill, as {reason}"] = None
             for start in range(0, len(indices), step):
                 selected = indices[start : start + step]

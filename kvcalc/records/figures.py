@@ -82,7 +82,7 @@ _UNIT_TABLE = """
     intensity               FLOP per byte
     knee                    FLOP per byte
 """
-UNITS_OF_ENDINGS: dict[str, str] = dict(re.findall(r"(\w+) +(.+)", _UNIT_TABLE))
+UNITS_OF_ENDINGS = dict(re.findall(r"(\w+) +(.+)", _UNIT_TABLE))
 # The unit of a key without such an ending, by its JSON type.
 UNITS_OF_TYPES = {
     "integer": "count",

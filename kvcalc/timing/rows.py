@@ -212,7 +212,7 @@ def layer_kind(path: str, name: str) -> str:
     if model is None:
         raise ValueError(f"model {path!r} is not a preset" if path else "model is empty")
     if name and name not in model.kinds:
-        raise ValueError(f"{model.name} has no layer {name!r} but {list_few([*model.kinds])}")
+        raise ValueError(f"{model.name} has no layer {name!r} but {list_few(model.kinds)}")
     return name or max(model.counts, key=model.counts.__getitem__)
 
 

@@ -146,7 +146,7 @@ def comparable_curves(curves: Sequence[Any]) -> tuple[list[Any], str]:
     """
     drawn = [curve for curve in curves if curve.deployment.calibration] or [*curves]
     names = dict.fromkeys(curve.deployment.gpu.name for curve in curves if curve not in drawn)
-    return drawn, f"; not drawn without a prediction: {list_few([*names])}" * bool(names)
+    return drawn, f"; not drawn without a prediction: {list_few(names)}" * bool(names)
 
 
 def deployment_names(
@@ -234,7 +234,7 @@ def load_chart(records: Records) -> list[Chart]:
         servers[name].append((load, record))
     about = _common_words(served)
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):
-        about += f"; not drawn without a prediction: {list_few([*bounds])}"
+        about += f"; not drawn without a prediction: {list_few(bounds)}"
     charts = []
     if all(len(points) == 1 for points in servers.values()):
         figures = [(f"{TIMES[time]}, p99", f"{time}_p99_s", time_tick) for time in TIMES]

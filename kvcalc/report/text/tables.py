@@ -338,7 +338,7 @@ def time_footnotes(records: Records) -> list[str]:
     """
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
-    names = list_few([*dict.fromkeys(basis_name(r["basis"]) for r in predictions)])
+    names = list_few(basis_name(r["basis"]) for r in predictions)
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
     if len(bases) > 1:
         basis = "Times are predicted."
@@ -363,7 +363,7 @@ def time_footnotes(records: Records) -> list[str]:
         if r["time_basis"] == BOUND and engine not in measured_engines:
             unmeasured.setdefault(engine, {})[gpu] = None
     reasons = [
-        f"No measured kernel model of {engine} on {list_few([*gpus])} exists."
+        f"No measured kernel model of {engine} on {list_few(gpus)} exists."
         for engine, gpus in unmeasured.items()
     ]
     return [basis, " ".join(accuracy), *reasons]
