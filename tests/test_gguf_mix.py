@@ -197,13 +197,13 @@ def test_mixtral_8x7b_in_q4_k_m() -> None:
 
 
 # Published bytes, and how exact they are. llama-bench prints model_size of lmstudio-community's Qwen3.6-35B-A3B, and GiB of
-# Qwen3.6-27B and Kimi Linear in MXFP4. Other sizes are of files, with up to 20 MB of tokenizer: unsloth's Q8_0,
+# Qwen3.6-27B and Kimi Linear in MXFP4. Other sizes are of files, with up to 20 MB of tokenizer: Qwen's Qwen3-VL,
 # steampunque's Qwen3-Coder-Next, ymcki's Kimi Linear. Of Llama-3-8B, the last digit is rounded up in some, down in others.
 PUBLISHED = [
     *(("llama-3-8b", mix, gib * 2**30 - TOKENIZER, 0.01 * 2**30) for mix, gib in LLAMA_3_8B.items()),
     ("qwen3.6-35b-a3b", "q4_k_m", 21_155_768_832, 0),
     ("qwen3.6-27b", "q4_k_m", 15.401 * 2**30, 0.0005 * 2**30),
-    ("qwen3.5-122b-a10b", "q8_0", 129.9e9, 5e7),
+    ("qwen3-vl-8b", "q4_k_m", 5_027_784_800, 7e6),
     ("qwen3-next", "q4_k_m", 48.5e9, 5e7),
     ("kimi-linear", "mxfp4_moe", 25.33 * 2**30, 0.005 * 2**30),
     ("kimi-linear", "q4_k_m", 29.70e9, 2e7),

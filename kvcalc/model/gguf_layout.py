@@ -4,8 +4,8 @@ A file type such as Q4_K_M gives layers of one kind different tensor types, so a
 its storage. The tensors are the tensors that llama.cpp's converter writes: experts are stacked, Q,
 K and V are one tensor if the checkpoint has one tensor, and kv_up of MLA is two tensors. Norms,
 biases, routers, short convolutions and learned positions are float32. A layer that predicts further
-tokens is not counted. Sources: conversion/*.py in llama.cpp (names, float32 tensors), src/models
-(`load_arch_tensors`), src/llama-quant.cpp (types).
+tokens and a vision tower, which is in another file, are not counted. Sources: conversion/*.py in
+llama.cpp (names, float32 tensors), src/models (`load_arch_tensors`), src/llama-quant.cpp (types).
 
 A gated delta net has Q, K and V in `attn_qkv` and their gate in `attn_gate`. `ssm_ba`, or
 `ssm_alpha` and `ssm_beta`, have the step sizes and decays, and `ssm_out` the output projection.
@@ -39,7 +39,8 @@ _SEPARATE_QKV = """
     gemma3_text gemma4_text llama4_text olmo olmo2 olmo3 olmoe cohere cohere2 starcoder2 granite
     granitemoe granitemoehybrid exaone4 gpt_oss minimax_m2 phimoe stablelm deepseek deepseek_v2
     deepseek_v3 nemotron ernie4_5 hunyuan_v1_dense seed_oss ministral3 arcee glm4 glm qwen3_next
-    qwen3_5_text qwen3_5_moe_text kimi_linear
+    qwen3_5_text qwen3_5_moe_text kimi_linear qwen2_vl_text qwen2_5_vl_text qwen3_vl_text
+    qwen3_vl_moe_text glm4_moe glm4v_moe_text
 """
 _FUSED_QKV = "gpt2 gpt_bigcode bloom falcon mpt gpt_neox phi phi3"
 _TYPES_WITH_70B = {"llama", "qwen2", "olmo"}  # llama.cpp treats 80 layers as a 70B model
@@ -50,7 +51,7 @@ _VOCABULARIES = {("gemma3_text", 262_208): 262_144}
 _FLOAT32 = ("router", "shared.weight")
 # Model types with a routing bias per expert that is not trained by gradients, so it is not a
 # parameter (DeepSeek-V3 §2.1.2).
-_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2", "kimi_linear"}
+_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2", "kimi_linear", "glm4_moe", "glm4v_moe_text"}
 _QKV = ("q", "k", "v")
 _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa"}
 
