@@ -13,7 +13,8 @@ llama-quant.cpp matches names, so `attn_qkv` has the types of values, and the ot
 basic type. Sources: src/models/qwen3next.cpp, qwen35.cpp, qwen35moe.cpp; tests/snapshots has the
 types of qwen3-coder-next and qwen3.5-27b in each file type. Kimi delta attention has `attn_q`,
 `attn_k`, `attn_v`, `attn_output`, and `ssm_*` tensors of the basic type (src/models/
-kimi-linear.cpp).
+kimi-linear.cpp). The matrices of Mamba-2 (`ssm_in`, `ssm_out`) and of short convolutions have the
+basic type (tests/snapshots/nemotron-nano-3-30b-a3b.schema, conversion/lfm2.py).
 """
 
 from collections import Counter, defaultdict
@@ -26,7 +27,7 @@ from kvcalc.errors import UserError
 from kvcalc.layers.attention import Grouped, Latent
 from kvcalc.layers.feed_forward import Dense, Moe
 from kvcalc.layers.part import Sublayer
-from kvcalc.layers.recurrent import GatedDeltaNet, KimiDeltaAttention
+from kvcalc.layers.recurrent import GatedDeltaNet, KimiDeltaAttention, Mamba2, ShortConv
 from kvcalc.layers.weights import Weight
 from kvcalc.model.model import Model, memoized
 from kvcalc.storage.ggml import ModelFacts, Tensor, Use, joined_format, mixed_types
@@ -40,7 +41,7 @@ _SEPARATE_QKV = """
     granitemoe granitemoehybrid exaone4 gpt_oss minimax_m2 phimoe stablelm deepseek deepseek_v2
     deepseek_v3 nemotron ernie4_5 hunyuan_v1_dense seed_oss ministral3 arcee glm4 glm qwen3_next
     qwen3_5_text qwen3_5_moe_text kimi_linear qwen2_vl_text qwen2_5_vl_text qwen3_vl_text
-    qwen3_vl_moe_text glm4_moe glm4v_moe_text
+    qwen3_vl_moe_text glm4_moe glm4v_moe_text nemotron_h lfm2 lfm2_moe falcon_h1
 """
 _FUSED_QKV = "gpt2 gpt_bigcode bloom falcon mpt gpt_neox phi phi3"
 _TYPES_WITH_70B = {"llama", "qwen2", "olmo"}  # llama.cpp treats 80 layers as a 70B model
@@ -51,7 +52,9 @@ _VOCABULARIES = {("gemma3_text", 262_208): 262_144}
 _FLOAT32 = ("router", "shared.weight")
 # Model types with a routing bias per expert that is not trained by gradients, so it is not a
 # parameter (DeepSeek-V3 §2.1.2).
-_BIASED_ROUTERS = {"deepseek_v3", "minimax_m2", "kimi_linear", "glm4_moe", "glm4v_moe_text"}
+_BIASED_ROUTERS = """
+    deepseek_v3 minimax_m2 kimi_linear glm4_moe glm4v_moe_text nemotron_h lfm2_moe
+"""
 _QKV = ("q", "k", "v")
 _LATENT_NAMES = {"q_down": "attn_q_a", "q_up": "attn_q_b", "kv_down": "attn_kv_a_mqa"}
 
@@ -171,8 +174,11 @@ def _facts(model: Model) -> ModelFacts:
     # the latent is one head of all
     groups = first.num_key_value_heads if isinstance(first, Grouped) else 1
     is_seventy = model.layers == 80 and model.model_type in _TYPES_WITH_70B
-    # In files of Kimi Linear, layers with delta attention have 0 KV heads (`n_gqa` in llama.cpp).
-    has_kv_heads = not isinstance(parts[0], KimiDeltaAttention)
+    # llama.cpp's `n_gqa` is of layer 0. In files of most hybrids, recurrent layers have 0 KV heads.
+    has_kv_heads = any(
+        isinstance(part, Grouped | Latent | GatedDeltaNet)
+        for part in model.kinds[model.order[0]].parts
+    )
     return ModelFacts(
         layers=model.layers,
         experts=max((part.num_experts for part in parts if isinstance(part, Moe)), default=0),
@@ -220,7 +226,8 @@ def _is_known(part: Sublayer) -> bool:
             or part.router_outputs
             or part.zero_experts
         )
-    return type(part) in (Grouped, Dense, GatedDeltaNet, KimiDeltaAttention)
+    known = Grouped, Dense, GatedDeltaNet, KimiDeltaAttention, Mamba2, ShortConv
+    return type(part) in known
 
 
 def with_stored_formats(
@@ -274,7 +281,7 @@ def with_stored_formats(
 
 def _routing_biases(model: Model) -> int:
     """Return the number of routing biases in the file that are not parameters."""
-    if model.model_type not in _BIASED_ROUTERS:
+    if model.model_type not in _BIASED_ROUTERS.split():
         return 0
     return sum(
         count * part.num_experts
