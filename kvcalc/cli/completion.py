@@ -194,6 +194,7 @@ def _check_shell(shell: str) -> str:
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
         problem = f"no completion for the shell {name!r}" if name else "the shell is unknown"
-        hint = f"{nearest(name, SHELLS)}. Write `kvcalc --show-completion bash`"
-        raise UserError(problem, hint)
+        raise UserError(
+            problem, f"{nearest(name, SHELLS)}. Write `kvcalc --show-completion bash`"
+        )
     return name

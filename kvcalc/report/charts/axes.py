@@ -273,8 +273,7 @@ class Panel:
         """Add a label right of the axes, with a line to a place."""
         from matplotlib.transforms import ScaledTranslation
 
-        scale = self.axes.figure.dpi_scale_trans
-        gap = ScaledTranslation(1.8 * self.style.font / 72, 0, scale)
+        gap = ScaledTranslation(1.8 * self.style.font / 72, 0, self.axes.figure.dpi_scale_trans)
         label = self._annotate(
             text,
             place,

@@ -252,8 +252,9 @@ def sparse_reads_chart(reads: "SparseReads") -> Chart:
     series = []
     for curve, kind in ((reads.dense, "MLA"), (reads.sparse, "DSA")):
         ys = [size / curve.layers for size in curve.read_bytes]
-        label = f"{curve.label}, {kind}: {bytes_tick(ys[-1])}"
-        series.append(Series(label, curve.contexts, ys))
+        series.append(
+            Series(f"{curve.label}, {kind}: {bytes_tick(ys[-1])}", curve.contexts, ys)
+        )
     title = "Sparse attention against MLA: bytes read"
     if reads.crossing:
         y = ys[reads.sparse.contexts.index(reads.crossing)]

@@ -519,8 +519,7 @@ def model_table(records: Sequence[ModelPresetRecord]) -> Table:
         "per token: bf16 KV cache of one sequence at 8,192 tokens; 0 B: windows are full",
         "`kvcalc models NAME` shows one model with its sources.",
     ]
-    title = f"{plural(len(records), 'model')} match."
-    return Table(records, MODEL_COLUMNS, title, notes)
+    return Table(records, MODEL_COLUMNS, f"{plural(len(records), 'model')} match.", notes)
 
 
 def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
