@@ -32,7 +32,7 @@ LINES = {
 def shown(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, line: str) -> list[Table]:
     """Return the tables that a command prints, before they get a width."""
     found: list[Table] = []
-    monkeypatch.setattr(tables, "show", lambda *given, as_markdown: found.extend(given))
+    monkeypatch.setattr(tables, "show", lambda given, as_markdown: found.extend(given))
     assert kvcalc(line).code == 0
     return [msgspec.structs.replace(table, verbose=True) for table in found]
 

@@ -445,12 +445,17 @@ def _accuracy(result: Fit, gpu: str) -> list[str]:
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
     if low[-3:] == high[-3:]:
         low = low[:-4]
-    source = f"by errors in 90% of {result.options.engine} starts"
+    rules, _ = result.engine.release(result.options.engine_version)
+    version = result.options.engine_version
+    if rules and not version:
+        version = ".".join(map(str, rules.since))
+    engine = f"{result.options.engine} {version}".rstrip()
+    source = f"with {engine}, in 90% of starts"
     if result.options.from_log:
-        source = "corrected by the log"
+        source = "as corrected by the log"
     return [
         f"{gpu}{'KV cache' if result.needed.cache else 'Free memory'}/GPU: {low} to "
-        f"{high}, {source}."
+        f"{high} {source}."
     ]
 
 
