@@ -327,11 +327,12 @@ def occupancy_chart(run: "SimulationResult") -> list[Chart]:
     shares = f"shares of the KV cache budget; {about}"
     if waste is not None:
         shares += f"; {waste:.1%} of the allocated cache without a token"
-    y = Axis("", percent, log=False)
-    memory = Chart("Cache allocated and used", shares, x, y, cache)
     limit = f"at most {run.limits.max_num_seqs:,}"
-    y = y._replace(tick=whole_tick)
-    return [memory, Chart("Sequences in the batch", limit, x, y, [Series("", xs, batch)])]
+    count = Axis("", whole_tick, log=False)
+    return [
+        Chart("Cache allocated and used", shares, x, Axis("", percent, log=False), cache),
+        Chart("Sequences in the batch", limit, x, count, [Series("", xs, batch)]),
+    ]
 
 
 def _means(

@@ -149,7 +149,7 @@ def hierarchy_chart(name: str, levels: Records) -> Chart:
     for level in levels:
         if level not in memories and level["bytes_per_s"]:
             series.append(limit_line(level["level"], level["bytes_per_s"]))
-    size, rate = Axis("size", tick=bytes_tick), Axis("bandwidth", tick=si_tick("B/s"))
+    size, rate = Axis("size", bytes_tick), Axis("bandwidth", si_tick("B/s"))
     return Chart(
         f"Memory hierarchy of {name}", "bandwidth is of one direction", size, rate, series
     )
