@@ -96,7 +96,6 @@ def run(
         return _calibration_answer(machine, settings, options)
     loaded = model_of(model, set_) if model else None
     batches = options.batch_size
-    run_job: Callable[..., Iterator[Any]]
     if options.generate:
         lengths = options.prompt_len, options.generate, batches
         requests = runs.generation_requests(loaded, variant, *lengths, settings.dtype, machine)
