@@ -69,12 +69,13 @@ def _check(model: Model, parallelism: Parallelism) -> None:
             continue  # the vocabulary is padded
         is_replicated = ranks % units == 0 and name.rpartition(".")[2] in REPLICATED
         if units > 1 and units % ranks and not is_replicated:
-            size = "tensor-parallel size"
+            size, hint = "tensor-parallel size", f", or --pp {ranks}"
             if weight.expert and ranks != parallelism.tp:
-                size = "tp·dp/ep ="
+                size, hint = "tp·dp/ep =", ""
+            noun = "query heads" if name.endswith(".q") else f"units of {name}"
             raise UserError(
-                f"{size} {ranks} does not divide the {units} units of {name} in {model.name}",
-                f"Use one of {divisors(units)}",
+                f"{size} {ranks} does not divide the {units} {noun} of {model.name}",
+                f"Use one of {divisors(units)}{hint}",
             )
 
 

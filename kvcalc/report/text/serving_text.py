@@ -328,7 +328,7 @@ def _tried(records: Records) -> list[Record]:
 
 
 def _sustained(summaries: Records) -> str:
-    """Return a sentence with the highest sustained rate and its median TTFT.
+    """Return a sentence with the highest sustained rate, its median TTFT and the lowest other rate.
 
     Of servers with similar rates, the one with the shortest TTFT is named.
     """
@@ -347,7 +347,11 @@ def _sustained(summaries: Records) -> str:
     cost = _cost(best, equal)
     if goals:
         rate, wait = f"{rate} with {goals}", " for 99% of requests" * (not cost)
-    return answer_sentence(rate, cost, wait)
+    slowest = min(equal, key=lambda r: r["found_rate"])
+    rival = ""
+    if not cost and slowest["found_rate"] * EQUAL_RATE_RATIO < best["found_rate"]:
+        rival = f", and {digits(slowest['found_rate'])} with {sides([slowest, best]).names[0]}"
+    return answer_sentence(rate, cost, wait, rival)
 
 
 def _cost(record: Record, records: Records) -> str:
@@ -444,6 +448,10 @@ def _served(records: Records) -> str:
             figures = [f"{r['slo_attainment']:.1%}" for r in (best, last)]
         start = f"{server} {work} {at_most}{figures[0]} {unit} {_load(best)}"
         clauses = [f", and {figures[1]} {_load(last)}"]
+        costs = [r["cost_per_million_tokens"] for r in (best, last)]
+        if all(costs):
+            span = f"{at_least}{max(costs):,.2f} to {min(costs):,.2f}"
+            clauses.append(f", costing {span} per million output tokens")
     else:
         work = (
             f"serves {at_most}{digits(best['requests_per_s'])} requests/s and"
