@@ -457,8 +457,9 @@ def _served(records: Records) -> str:
             f"serves {at_most}{digits(best['requests_per_s'])} requests/s and"
             f" {best['throughput_tokens_per_s']:,.0f} tokens/s"
         )
-        if best["diverges"] is False and not at_most:
-            work = f"keeps up with {best['rate'] or best['requests_per_s']:.4g} requests/s"
+        if best["diverges"] is False:
+            verb = "may keep" if at_most else "keeps"
+            work = f"{verb} up with {best['rate'] or best['requests_per_s']:.4g} requests/s"
         start = f"{server} {work}{_cost(best, equal)}"
         clauses = [f", {ratio(factor)} {faster} {names[-1] or 'the slowest'}"] * is_best
         if goals:
