@@ -411,7 +411,8 @@ def wider_requests(
 ) -> ConfigChanges:
     """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
-    The last number is the first that is 64 or more. If experts are spread over all GPUs of a stage,
+    The last number is the first that is 64 or more. llama.cpp splits its layers over any number of
+    GPUs, so each further stage is tried. If experts are spread over all GPUs of a stage,
     the new GPUs get experts too.
 
     Args:
@@ -423,8 +424,9 @@ def wider_requests(
     ranks = request.deployment.parallelism
     covers_all = 1 < ranks.ep == ranks.stage_gpus
     size = getattr(ranks, name)
+    has_single_steps = name == "pp" and request.options.engine == "llama.cpp"
     while size < MAX_RANKS:
-        size *= 2
+        size += 1 if has_single_steps else size
         values = {name: size}
         if name == "tp" and covers_all:
             values["ep"] = size * ranks.dp
