@@ -155,11 +155,15 @@ def _size_sentence(
     is_plural = (has_models and len(groups[least]) > 1) or last["parameters_exact"] is None
     subject = f"{smallest if has_models else model.name} need{'s' * (not is_plural)}"
     if least != most:
+        factor = f", {ratio(most / least)} as much" if least else ""
+        if has_models and 2 < len(groups) <= MAX_SIZES:
+            larger = [f"{_joined(groups[n])} {format_bytes(n)}" for n in sorted(groups)[1:]]
+            return answer_sentence(f"{join_words([f'{subject} {size}', *larger])} {cache}")
         if has_models:
             return answer_sentence(
                 f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
                 f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
-                f", {ratio(most / least)} as much" if least else "",
+                factor,
             )
         if len(groups) <= MAX_SIZES:
             sizes = [
