@@ -155,26 +155,7 @@ def _size_sentence(
     is_plural = (has_models and len(groups[least]) > 1) or last["parameters_exact"] is None
     subject = f"{smallest if has_models else model.name} need{'s' * (not is_plural)}"
     if least != most:
-        factor = f", {ratio(most / least)} as much" if least else ""
-        if has_models and 2 < len(groups) <= MAX_SIZES:
-            larger = [f"{_joined(groups[n])} {format_bytes(n)}" for n in sorted(groups)[1:]]
-            return answer_sentence(f"{join_words([f'{subject} {size}', *larger])} {cache}")
-        if has_models:
-            return answer_sentence(
-                f"{subject} the smallest KV cache for {load_words(last)}, {size}{per_gpu}",
-                f", and {_joined(groups[most])} the largest, {format_bytes(most)}",
-                factor,
-            )
-        if len(groups) <= MAX_SIZES:
-            sizes = [
-                f"{format_bytes(size)}{per_gpu} with {_joined(names)}"
-                for size, names in groups.items()
-            ]
-            return answer_sentence(
-                f"{model.name} stores {load_words(last)} in {join_words(sizes)}"
-            )
-        sentence = f"{subject} {size} to {format_bytes(most)} {cache}"
-        return answer_sentence(sentence, f", the least with {smallest}")
+        return _different_sizes(groups, subject, load_words(last), per_gpu, has_models)
     first_size = format_bytes(first["kv_cache_bytes"])
     if len(equal) == 1 and first_size != size:
         sentence = f"{subject} {first_size} of KV cache{per_gpu} for {load_words(first)}"
@@ -208,6 +189,45 @@ def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:
         end, fixed = f" up to its {limit:,.0f}-token limit", start.fixed
     state = f" plus {format_bytes(fixed)} per sequence" * bool(fixed)
     return f", {per_token(slope)} per token{end}{state}" * bool(slope)
+
+
+def _different_sizes(
+    groups: Mapping[int, Sequence[str]], subject: str, load: str, per_gpu: str, has_models: bool
+) -> str:
+    """Return a sentence on caches of different sizes.
+
+    Args:
+        groups: Bytes → names of the rows with these bytes.
+        subject: The smallest models and their verb, such as `deepseek-v3 needs`; without
+            `has_models`, the only model.
+        load: Context and batch size in words.
+        per_gpu: ` per GPU` or ''.
+        has_models: Whether the rows have several models.
+    """
+    ordered = sorted(groups)
+    size, largest = format_bytes(ordered[0]), format_bytes(ordered[-1])
+    is_short = len(groups) <= MAX_SIZES
+    if has_models and is_short and max(map(len, groups.values())) == 1 and len(groups) > 2:
+        others = [f"{groups[n][0]} {format_bytes(n)}" for n in ordered[1:]]
+        words = join_words([f"{subject} {size}", *others])
+        return answer_sentence(f"{words} of KV cache{per_gpu} for {load}")
+    if has_models:
+        factor = ordered[0] and ordered[-1] / ordered[0]
+        return answer_sentence(
+            f"{subject} the smallest KV cache for {load}, {size}{per_gpu}",
+            f", and {_joined(groups[ordered[-1]])} the largest, {largest}",
+            f", {ratio(factor)} as much" if factor else "",
+        )
+    if is_short:
+        sizes = [
+            f"{format_bytes(n)}{per_gpu} with {_joined(names)}" for n, names in groups.items()
+        ]
+        name = subject.partition(" ")[0]
+        return answer_sentence(f"{name} stores {load} in {join_words(sizes)}")
+    return answer_sentence(
+        f"{subject} {size} to {largest} of KV cache{per_gpu} for {load}",
+        f", the least with {_joined(groups[ordered[0]])}",
+    )
 
 
 def _joined(names: Sequence[str]) -> str:
