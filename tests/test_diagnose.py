@@ -70,17 +70,7 @@ def gib(records: list[dict[str, Any]], term: str, key: str = "logged_bytes") -> 
          "--ctx-size 40960 --parallel 2 --ubatch-size 512"),
     ],
 )  # fmt: skip
-def test_what_a_log_says(
-    diagnosed: Any,
-    name: str,
-    model: str,
-    gpu: str,
-    gpus: int,
-    version: str,
-    failure: str,
-    figures: dict[str, float],
-    command: str,
-) -> None:
+def test_what_a_log_says(diagnosed: Any, name: str, model: str, gpu: str, gpus: int, version: str, failure: str, figures: Any, command: str) -> None:  # fmt: skip
     """Model, GPU, version, failure, figures and flags follow from the log only."""
     records = diagnosed(getattr(logs, name))
     last = records[-1]
@@ -146,6 +136,8 @@ OLD_CELLS = re.sub(r" \(  8192 cells.*", " KV self size", logs.LLAMA_CPP).replac
 )
 SHORT = logs.LLAMA_CPP_FAILED.replace("262144", "8192").replace("32768.00", "1024.00")
 TOKENS = re.sub("Available KV.*", "", logs.V1_0_28)
+AVAILABLE, H20 = "INFO [gpu_worker.py:298] Available KV cache memory: {} GiB\n", "--gpu h20 --model {} --context {}"
+HYBRID = "INFO GPU KV cache size: 290,864 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 33.04x\n"
 RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 
 
@@ -160,20 +152,28 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.V1_0_14.split("1108] ")[1].partition("\n")[0], "", "40,960 tokens need 6.25 GiB of KV cache, 2.10 GiB are left for 13,760",
          "`--max-model-len 13760`, or with 4.15 GiB more by a larger"),
         (logs.V0_6_3.split("ValueError: ")[1], "", "one request needs 29,000 tokens of KV cache, 23,648 are left.", "`--max-model-len 23648`."),
-        (logs.V1_0_14, "--context 8k", "40,960 tokens need 6.25 GiB", "--max-model-len 8192 --gpu-memory-utilization 0.6"),
+        (logs.V1_0_14, "--context 8k", "2.10 GiB are left for 13,760 tokens. It fits with `", "--max-model-len 8192 --gpu-memory-utilization 0.6"),
         # the cache needs 4 · 4 GiB beside 4.3 of weights; without flash attention, scores need 8 GiB more
         (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4.", "--ctx-size 131072 --parallel 4 --flash-attn on"),
-        (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8.", "3 logged, 34 predicted"),
-        (logs.V1_0_28 + RUNNING, "", "The engine started", "Requests wait for a full KV cache."),
+        (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8.", "3 by the log, 34 predicted"),
+        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens. ", "Requests wait for a full KV cache."),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
          "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB.", "--tensor-parallel-size 4"),
         (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB.", "--cache-type-v q8_0"),
         (SHORT, "", "1.00 GiB of KV cache did not fit", "Use a shorter context"),
         (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "By prediction it fits: stop the other processes"),
-        (TOKENS, "--users 40 --context 800", "its cache of 75,824 tokens holds 94 users of 800 tokens.", "94 logged"),  # of 50 blocks
+        (TOKENS, "--users 40 --context 800", "its KV cache fits 94 users of 800 tokens.", "94 by the log"),  # of 50 blocks
         (TOKENS + OUT_OF_MEMORY.format("500.00 MiB.", "44.39 GiB of which 210.00 MiB"), "", "500.00 MiB outside the engine's share", "with `--gpu-mem"),
-        (TOKENS.replace("size: 75,824", ""), "", "the log has no size of the KV cache.", "users of 40,960 tokens: 1 predicted"),
+        # 96 KiB · 32,768 tokens are 3 GiB
+        (AVAILABLE.format(12), H20.format("qwen3-30b-a3b", "32k"), "12.00 GiB of KV cache fit 4 users of 32,768 tokens.", "fit: 4 by the log, "),
+        (AVAILABLE.format(45), H20.format("qwen3-30b-a3b", "32k"), "45.00 GiB of KV cache fit 15 users of 32,768 tokens.", "fit: 15 by the log, "),
+        # 1,487 blocks of 784 tokens in 4 groups: 371 · 784 tokens; a user needs ⌈context / 784⌉ + 3 blocks: 45, 9 or 87
+        (HYBRID, H20.format("qwen3.5-27b", "32k"), "its KV cache fits 33 users of 32,768 tokens.", "fit: 33 logged, "),
+        (HYBRID, H20.format("qwen3.5-27b", "4k"), "its KV cache fits 165 users of 4,096 tokens.", "290,864 tokens if each layer kept all"),
+        (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "its KV cache fits 17 users of 65,536 tokens, not 20.", "17 by the log, "),
+        (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256. It fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
+        (re.sub("GPU KV.*", "", TOKENS), "", "the log has no size of the KV cache.", "users of 40,960 tokens that fit: 1 predicted"),
     ],
 )  # fmt: skip
 def test_the_first_sentence_has_figures(kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str) -> None:
@@ -301,7 +301,7 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
     )
     for log, cells in ((text, "32,768"), (text + narrow, "32,768"), (text.replace("4/4 seqs", "4 seqs"), "8,192")):
         (tmp_path / "server.log").write_text(log, encoding="utf-8")
-        assert f"the cache stores {cells} tokens" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+        assert f"{cells} tokens in the cache" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
 
 
 def test_a_started_llama_cpp_serves_no_more_users_than_it_has_slots(diagnosed: Any) -> None:
@@ -341,7 +341,7 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b"hello\nworld, this is no log at all\n", "has no start-up of vLLM, SGLang or llama.cpp"),
+        (b"[TensorRT-LLM] TensorRT LLM version: 1.0.0\n", "For TensorRT-LLM, use `kvcalc fit MODEL --gpu GPU --engine trtllm`"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
         (b"vLLM API server version 0.11.0\n", "has no start-up"),
         (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "such as --model qwen3-8b --gpu h100"),

@@ -74,7 +74,7 @@ class Diagnosis(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) -> Diagnosis:
+def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diagnosis:
     """Compute the memory of a logged engine start, and compare it with the logged bytes.
 
     The comparison has one item per part of one GPU's memory, such as weights and cache.
@@ -84,13 +84,12 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
         model: Name that replaces the model's name in the log; "" for none.
         gpu_name: Name that replaces the GPU's name in the log; "" for none.
         overrides: Values that replace the flags in the log, by kvcalc's option names, such as
-            {"tp": 2}; None for none.
+            {"tp": 2}.
 
     Raises:
         UserError: No engine ran, or vLLM's V0 engine. Or model or GPU are neither in the log nor in
             the arguments.
     """
-    overrides = overrides or {}
     if boot.is_v0 or boot.engine not in DIALECTS:
         problem = "PyTorch alone and vLLM's V0 engine are not predicted"
         raise UserError(problem, "`kvcalc fit MODEL --gpu GPU` shows what fits")
@@ -108,10 +107,7 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings | None) 
         values["engine_version"] = release[0]
     command = command._replace(settings=values)
 
-    if gpu_name:
-        gpu, remark = load_gpu(gpu_name), ""
-    else:
-        gpu, remark = find_gpu(boot)
+    gpu, remark = (load_gpu(gpu_name), "") if gpu_name else find_gpu(boot)
     free = boot.figures.get("free")
     if gpu.usable_share and not boot.memory and free is not None:
         boot.memory = unified_memory(gpu, free)
@@ -163,16 +159,18 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
 
 
 def _add_cache_bytes(boot: Boot, predicted: Fit) -> None:
-    """Compute the bytes of the cache if the log states only its tokens. They are the figures
-    "cache" and "cache_of_tokens".
+    """Compute the bytes of the cache if the log states only its tokens or its concurrency. They
+    are the figures "cache" and "computed_cache".
 
-    If layers have windows or states, their bytes do not follow from the number of tokens.
-    Example: 37,760 tokens of 128 KiB are 4.61 GiB.
+    If layers have windows or states, vLLM before 0.21 logs too few tokens, but the right
+    concurrency. So the larger of concurrency and tokens ÷ max_model_len counts. Example: the
+    concurrency is 33.04, and a request needs 45 blocks of 49 MiB. The cache has 71.15 GiB.
     """
-    tokens = boot.counts.get("tokens", 0)
-    empty, size, twice = (predicted.plan.needed(1, n * tokens) for n in range(3))
-    if empty < size == twice - size + empty and "cache" not in boot.figures:
-        boot.figures["cache"] = boot.figures["cache_of_tokens"] = size - empty
+    plan, length = predicted.plan, predicted.length
+    requests = max(boot.concurrency, boot.counts.get("tokens", 0) / length)
+    if requests and "cache" not in boot.figures:
+        cache_bytes = requests * (plan.needed(1, length) - plan.needed(0, 0))
+        boot.figures["cache"] = boot.figures["computed_cache"] = cache_bytes
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
@@ -237,11 +235,13 @@ def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> 
 
 
 def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> LogCorrections:
-    """Return the logged bytes minus the predicted bytes. Only vLLM logs all its memory."""
+    """Return the logged bytes minus the predicted bytes. Only vLLM logs all its memory. If the log
+    states no weights, the difference of the cache is one of the other memory."""
     weights = items["weights"].logged
     difference = 0
-    if boot.engine == "vllm" and weights and "cache" in boot.figures:
-        difference = predicted.budget.share - weights - boot.size("cache")
+    if boot.engine == "vllm" and "cache" in boot.figures:
+        difference = predicted.budget.share - boot.size("cache")
+        difference -= weights or predicted.budget.weights
         difference -= predicted.terms.working_bytes
     ranks = predicted.ranks
     return LogCorrections(

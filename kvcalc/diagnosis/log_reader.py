@@ -95,7 +95,7 @@ PATTERNS = {
         Initial free memory:? <free> GiB
         GPU KV cache size: <tokens> tokens
         Overriding num_gpu_blocks.{0,80}num_gpu_blocks_override=<num_gpu_blocks_override>
-        Maximum concurrency for <max_model_len> tokens per request: <_>x
+        Maximum concurrency for <max_model_len> tokens per request: <concurrency>x
         Graph capturing finished in [\d.]+ secs?, took <graphs> GiB
         Free memory on device(?: \S+)? \(<free>/<memory> GiB\) on startup\. Desired GPU memory \
             utilization is \(<gpu_memory_utilization>, <share> GiB\)
@@ -241,6 +241,8 @@ class Boot(msgspec.Struct):
         figures: Logged bytes of one GPU, by memory item, such as "weights". "available" is the
             memory that other processes left when an allocation failed.
         buffers: Bytes of llama.cpp's buffers, by memory item and name of the device.
+        concurrency: Requests of max_model_len tokens that vLLM's KV cache stores, such as 33.04,
+            on one data-parallel rank; 0 if unknown.
         counts: Capacity of the KV cache, by unit: "tokens", "full_tokens" (SGLang's tokens of
             layers without a window) or "cells" (llama.cpp's slots of one token).
         failure: Why the start failed: no_blocks (no memory left for the cache), too_long (one
@@ -266,6 +268,7 @@ class Boot(msgspec.Struct):
     flags: Settings = {}
     figures: dict[str, float] = {}
     buffers: dict[tuple[str, str], int] = {}
+    concurrency: float = 0
     counts: dict[str, int] = {}
     failure: str = ""
     has_started: bool = False
@@ -342,6 +345,9 @@ def with_memory(gpu: Gpu, memory: int) -> Gpu:
 
 MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50
 MAX_FILE_BYTES = 1 << 50
+FIRST_LINE = """\
+Give the log from its first line on, at most 64 MiB. For TensorRT-LLM, use \
+`kvcalc fit MODEL --gpu GPU --engine trtllm`"""
 MAX_EARLIER_LINES = 200  # read before the first line that identifies the engine
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,20}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])|"
@@ -387,13 +393,9 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     if encoding == "utf-8" and b"\0" in data[:4096]:
         raise UserError("is not a log in text", where=place)
     boots = _split_boots(data.decode(encoding, errors="replace"))
-    first_part = f"{MAX_BYTES >> 20} MiB"
     if not boots:
-        hint = (
-            f"Only {first_part} are read" if is_cut else "Give the log from its first line on"
-        )
-        raise UserError("has no start-up of vLLM, SGLang or llama.cpp", hint, place)
-    remarks = [f"{place}: only the first {first_part} are read"] if is_cut else []
+        raise UserError("has no start-up of vLLM, SGLang or llama.cpp", FIRST_LINE, place)
+    remarks = [f"{place}: only the first 64 MiB are read"] if is_cut else []
     if len(boots) > MAX_BOOTS:
         remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
     return boots[-MAX_BOOTS:], remarks
@@ -435,15 +437,12 @@ def _split_boots(text: str) -> list[Boot]:
         line = lines[index][:MAX_LINE_CHARACTERS]
         if "\x1b" in line or "#033" in line:
             line = _ESCAPES.sub("", line)
-        if len(line) < 8:
-            continue
-        boot, lines_read = boots[-1], (index + 1, index + 1)
+        boot = boots[-1]
         starts = (name for name, mark in OTHER_STARTS if name != boot.engine and mark in line)
-        if other := next(starts, ""):
-            boots.append(Boot(other, lines_read))
-            _begins_boot(boots[-1], line)
-        elif _begins_boot(boot, line):
-            boots.append(Boot(boot.engine, lines_read, boot.gpu))
+        other = next(starts, "")
+        if other or _begins_boot(boot, line):
+            gpu = "" if other else boot.gpu
+            boots.append(Boot(other or boot.engine, (index + 1, index + 1), gpu))
             _begins_boot(boots[-1], line)
         _read_line(boots[-1], line)
         boots[-1].lines = boots[-1].lines[0], index + 1
@@ -529,6 +528,8 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
         boot.memory = round(size)
     elif name == "capacity":
         boot.memory = boot.memory or round(size)
+    elif name == "concurrency":
+        boot.concurrency = value
     elif name in COUNTS.split():
         if value >= 0:
             boot.counts[name] = min(int(value), boot.counts.get(name, int(value)))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from kvcalc.capacity import fit
+from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import command_of
 from kvcalc.capacity.fit_records import command_lines
 from kvcalc.capacity.memory_budget import GIB, GRAPH_BYTES, LogCorrections
@@ -75,6 +75,7 @@ REMEDIES = """
     out_of_memory: Use shorter inputs, smaller batches, smaller weights or more GPUs.
     weights: Use smaller weights or more GPUs.
 """
+ROUNDING = 0.01  # users; a log rounds its sizes
 # kvcalc's options that change neither weights nor activations
 CACHE_OPTIONS = {"--gpu-memory-utilization", "--max-model-len", "--kv-cache-dtype"}
 
@@ -189,6 +190,9 @@ class Adviser(NamedTuple):
             length = self.tokens
             change = change.changed(max_model_len=length)
         started = self.with_users(change, self.users, length)
+        default = self.diagnosis.predicted.max_num_seqs * started.deployment.parallelism.dp
+        if self.users > 1 and started.sequences > default:
+            started = started.changed(max_num_seqs=max(self.users, default))
         result = fit(started.deployment, started.options)
         words = TypedWords({result.model.name: self.diagnosis.command.model_words})
         command, kvcalc_command = command_lines(result, words)
@@ -391,18 +395,16 @@ class DiagnosisSummary(NamedTuple):
             }
             for name, item in items.items()
         ]
-        records[-1].update(
-            {
-                "fits": self.fits,
-                "failure": boot.failure or None,
-                "tokens": boot.counts.get("tokens"),
-                "max_num_seqs": self.max_num_seqs,
-                "command": self.command,
-                "taken": self.outcome,
-                "change": self.remedy or None,
-                "advice": None if self.fits is None else [*self.changes],
-            }
-        )
+        records[-1] |= {
+            "fits": self.fits,
+            "failure": boot.failure or None,
+            "tokens": boot.counts.get("tokens"),
+            "max_num_seqs": self.max_num_seqs,
+            "command": self.command,
+            "taken": self.outcome,
+            "change": self.remedy or None,
+            "advice": None if self.fits is None else [*self.changes],
+        }
         return records
 
 
@@ -468,19 +470,19 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     options = predicted.options
     tokens = context or predicted.length
     adviser = Adviser(diagnosis, max(1, users), tokens)
+    cache_bytes = 0 if boot.failure else max(0, boot.size("cache"))
     corrected = replace(
-        options, from_log=diagnosis.corrections, users=adviser.users, max_model_len=tokens
+        options,
+        from_log=diagnosis.corrections,
+        users=adviser.users,
+        max_model_len=tokens,
+        kv_cache_memory_bytes=cache_bytes or options.kv_cache_memory_bytes,
     )
     logged = fit(predicted.requested, corrected)
-    per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
-    sequences = [logged.sequences, per_rank * predicted.ranks.dp]
-    if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
-        is_long = tokens > predicted.length and not options.kv_unified
-        slots = 0 if is_long else options.max_num_seqs or 1
-        sequences = [min(slots, number, boot.counts["cells"] // tokens) for number in sequences]
+    num_users, capacity = _count_users(diagnosis, logged, tokens)
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
-    fits = logged.fits and is_running and sequences[0] >= adviser.users
+    fits = is_running and num_users >= adviser.users
     changes, remedy = [], ""
     if logged.fits and boot.failure in ("no_blocks", "out_of_memory", "weights"):
         remedy = choose_sentence(REMEDIES, boot, {"memory": boot.memory})
@@ -496,10 +498,6 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
             remedy = f"It fits with {join_with_or(words)}."
         if boot.failure == "occupied":
             remedy = f"Stop the processes that use the memory. {remedy}"
-    cells = boot.counts.get("tokens") or boot.counts.get("cells")
-    is_logged = "cache" in boot.figures and not boot.failure
-    counts = f"{sequences[0]:,} logged, " * is_logged + f"{sequences[1]:,} predicted"
-    note = f", the cache stores {cells:,} tokens" if cells else ""
     written = command_of(predicted.requested, options, diagnosis.command.model_words)
     return DiagnosisSummary(
         boot=boot,
@@ -507,15 +505,53 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         gpu=logged.gpu.name,
         gpus=logged.ranks.gpus,
         items=diagnosis.items,
-        outcome=_outcome(diagnosis, adviser.users, tokens, sequences[0]),
-        capacity=f"users of {tokens:,} tokens: {counts}{note}",
+        outcome=_outcome(diagnosis, adviser.users, tokens, num_users),
+        capacity=capacity,
         fits=fits,
-        max_num_seqs=sequences[0],
+        max_num_seqs=num_users,
         command=written.line if written else None,
         remedy=remedy,
         changes=changes,
         corrections=diagnosis.corrections,
     )
+
+
+def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, str]:
+    """Return how many users of `tokens` tokens fit in the replica by the log, and a text.
+
+    The text also has the predicted users and the logged tokens. vLLM before 0.21 logs blocks ÷
+    groups of layers as tokens, as if each layer stored all tokens. A hybrid model then fits more
+    users than tokens ÷ context. Example of 4 groups, 3 of them with one block of state per user:
+    1,487 blocks of 784 tokens are 371 · 784 = 290,864 tokens. A user of 32,768 tokens needs 42 + 3
+    blocks, so 33 users fit.
+
+    Args:
+        diagnosis: The logged start and its prediction.
+        logged: The capacity with the sizes from the log.
+        tokens: Tokens of each user's sequence.
+    """
+    boot, predicted = diagnosis.boot, diagnosis.predicted
+    per_rank = predicted.plan.max_sequences(predicted.budget_at(predicted.estimate), tokens)
+    sequences = [logged.sequences, per_rank * predicted.ranks.dp]
+    stated = boot.concurrency * (tokens == predicted.length)
+    if logged.has_given_cache:
+        # like vLLM's own figure, without subtracting a placeholder block
+        computed = logged.plan.concurrency(logged.kv_budget, tokens) + ROUNDING
+        sequences[0] = int(stated or computed) * predicted.ranks.dp
+    if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
+        is_long = tokens > predicted.length and not predicted.options.kv_unified
+        slots = 0 if is_long else predicted.options.max_num_seqs or 1
+        sequences = [min(slots, number, boot.counts["cells"] // tokens) for number in sequences]
+
+    basis = "logged" if stated else "by the log"
+    text = (
+        f"{sequences[0]:,} {basis}, " * logged.has_given_cache + f"{sequences[1]:,} predicted"
+    )
+    if cells := boot.counts.get("tokens") or boot.counts.get("cells"):
+        is_hybrid = boot.concurrency * predicted.length > 1.02 * cells
+        place = "if each layer kept all" if is_hybrid else "in the cache"
+        text += f", {cells:,} tokens {place}"
+    return sequences[0], f"users of {tokens:,} tokens that fit: {text}"
 
 
 def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> str:
@@ -530,8 +566,8 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
     if not boot.size("cache"):
         return "The engine started, the log has no size of the KV cache."
     users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
-    missed = f", not {count:,}" if count > max(1, sequences) else ""
+    missed = f", not {count:,}" if count > sequences else ""
     size = f"{format_bytes(boot.size('cache'))} of KV cache fit"
-    if "cache_of_tokens" in boot.figures:
-        size = f"its cache of {boot.counts['tokens']:,} tokens holds"
+    if "computed_cache" in boot.figures:
+        size = "its KV cache fits"
     return f"The engine started: {size} {users}{missed}."

@@ -273,7 +273,8 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
             explains.
     """
     records = summary.records(log, number)
-    notes = [summary.basis, summary.capacity, summary.remedy or FULL * summary.boot.is_full]
+    remedy = summary.remedy or FULL * summary.boot.is_full
+    notes = [summary.basis, summary.capacity]
     if boots > 1:
         first, last = summary.boot.lines
         notes[0] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[0]}"
@@ -283,8 +284,8 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
     return Table(
         records[:-1],
         DIAGNOSIS_COLUMNS,
-        summary.outcome,
-        [*[""] * bool(summary.items), *filter(None, notes)],
+        f"{summary.outcome} {remedy}".rstrip(),
+        [*[""] * bool(summary.items), *notes],
         details=details,
         commands=[change["command"] for change in summary.changes[:1] if change["command"]],
     )
