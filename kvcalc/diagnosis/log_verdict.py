@@ -178,7 +178,9 @@ class Adviser(NamedTuple):
 
         It has the flags, the disadvantage of the change as text (`cost`), the command lines of
         engine and kvcalc, and the users that then fit in the replica (`holds`). If the required
-        users do not fit at the start's max_model_len, the flags also lower it.
+        users do not fit at the start's max_model_len, the flags also lower it. If more users fit
+        than the engine's default max_num_seqs, the command states this default or the required
+        users, whichever is larger.
 
         Args:
             change: A change with which the required users fit.
@@ -331,11 +333,13 @@ class DiagnosisSummary(NamedTuple):
         gpus: Number of GPUs.
         items: Logged and predicted bytes of one GPU, by memory item, such as "weights".
         outcome: Sentence: whether the engine started, and its KV cache or the missing memory.
-        capacity: Text such as "users of 4,096 tokens: 13 logged, 14 predicted". Both count the
-            sequences that fit in the replica.
+        capacity: Text such as "users of 4,096 tokens that fit: 13 by the log, 14 predicted". Both
+            count the sequences that fit in the replica. "logged" instead of "by the log" means that
+            the log states a maximum concurrency at this context.
         fits: Whether the required users fit; None without a prediction.
-        max_num_seqs: Sequences that fit in the replica with the corrections of the log; None
-            without a prediction.
+        max_num_seqs: Sequences that fit in the replica: the logged concurrency, else those that
+            fit in the logged cache. After a failed start, those that fit with the corrections of
+            the log. None without a prediction.
         command: The engine's command line; None without a prediction, or if flags cannot express
             the deployment.
         remedy: Sentence with the flags that help; "" if none is needed.
