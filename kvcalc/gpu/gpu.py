@@ -138,13 +138,14 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         """Return (highest dense matrix FLOP/s for products of a dtype, dtype of the matrix unit).
 
         The matrix unit is that of the dtype itself. If the GPU has none, it is the unit of the next
-        wider dtype. The rate is the fastest documented rate with either accumulator, or the rate of
-        a wider unit if it is higher, because engines may convert. So a time computed with this rate
-        is a lower bound.
+        wider dtype. The rate is the unit's fastest documented rate with either accumulator, or the
+        rate of a wider unit with fp32 accumulators if it is higher, because engines may convert. So
+        a time computed with this rate is a lower bound.
 
-        Examples: bf16 on rtx-4080 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones). int8
-        on b300, whose int8 unit is slow, gives the 2,250e12 of bf16. `fp4/int8` on rtx-4090 gives
-        int8, as the GPU has no fp4 unit.
+        Examples: on rtx-4080, fp16 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones).
+        Products of bf16 always have fp32 accumulators, so bf16 gives 97.5e12. int8 on b300, whose
+        int8 unit is slow, gives the 2,250e12 of bf16. `fp4/int8` on rtx-4090 gives int8, as the GPU
+        has no fp4 unit.
 
         Args:
             dtype: A dtype, such as `fp8`, or several separated by `/`. The first one for which the
@@ -155,8 +156,9 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         """
         units = self._units(dtype)
         if units:
-            faster = self.fp16_accumulate_flops_per_s
-            return max(faster.get(unit, self.flops_per_s[unit]) for unit in units), units[0]
+            rates = [self.flops_per_s[unit] for unit in units]
+            faster = self.fp16_accumulate_flops_per_s.get(units[0], 0.0)
+            return max(faster, *rates), units[0]
         dtypes = ", ".join(self.flops_per_s) or "none"
         hint = f"Its preset gives: {dtypes}. Only decode steps have a bound without one"
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
@@ -249,8 +251,13 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         It is the matrix peak divided by the memory bandwidth. None means that the GPU has no such
         peak. Work with more FLOP per byte is compute-bound, other work is memory-bound.
         """
-        peak = self.flops_per_s.get("bf16") or self.flops_per_s.get("fp16")
-        return peak / self.bandwidth_bytes_per_s if peak else None
+        dtype = self.knee_dtype
+        return self.ridge_point_for(dtype) if dtype in self.flops_per_s else None
+
+    @property
+    def knee_dtype(self) -> str:
+        """Return the dtype of `knee`: bf16, or fp16 if the GPU has no bf16 unit."""
+        return "bf16" if "bf16" in self.flops_per_s else "fp16"
 
     def ridge_point_for(self, dtype: str) -> float:
         """Return the ridge point of matrix products in a dtype, in FLOP per byte of memory traffic.

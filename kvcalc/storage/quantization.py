@@ -114,15 +114,15 @@ _FORMAT_TABLE = """
     nvfp4_weight_only    4    16   1       1           0         4            0    0
 """
 WEIGHT_FORMATS = read_table(_FORMAT_TABLE, WeightFormat)
-# Products of other GGUF types compute in int8 (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell.
-_FLOATS = ("f32", "f16", "f64")
+# Dtypes in which products of GGUF types compute; '' is the model's own. llama.cpp multiplies f16
+# with fp16 accumulators (CUBLAS_COMPUTE_16F in ggml-cuda.cu). Other types compute in int8
+# (ggml-cuda/mmq.cu), 4-bit floats in fp4 on Blackwell.
+_FLOATS = {"f32": "", "f16": "fp16", "f64": ""}
 
 
 def _block_computes(name: str) -> str:
     """Return the dtype of the products of a GGUF type; '' is the model's own."""
-    if name in _FLOATS:
-        return ""
-    return "fp4/int8" if name.endswith("fp4_ggml") else "int8"
+    return _FLOATS.get(name, "fp4/int8" if name.endswith("fp4_ggml") else "int8")
 
 
 _BLOCK_FORMATS = {

@@ -307,9 +307,9 @@ def hierarchy_table(gpu: Gpu) -> Table:
     """
     peak = ""
     if gpu.knee:
-        dtype = "bf16" if "bf16" in gpu.flops_per_s else "fp16"
-        rate = format_si(gpu.flops_per_s[dtype], "FLOP/s")
-        peak = f" and computes {rate} in {dtype}: its ridge point is {gpu.knee:.0f} FLOP/B"
+        rate, dtype = gpu.peak(gpu.knee_dtype)
+        speed = f"{format_si(rate, 'FLOP/s')} in {dtype}"
+        peak = f" and computes {speed}: its ridge point is {gpu.knee:.0f} FLOP/B"
     title = f"{gpu.name} reads {format_si(gpu.bandwidth_bytes_per_s, 'B/s')}{peak}."
     notes = [
         "",
