@@ -28,9 +28,8 @@ def run(
 
     The answer has at most five deployments for each model and each combination of load and targets.
     The best has the lowest price per hour, or without prices the smallest number of GPUs. Then the
-    lowest TPOT decides. The best of each GPU model are included, and without prices come first. If
-    none meets the targets, the answer has the one that misses them least. Up to five with only
-    datasheet bounds follow.
+    lowest TPOT decides. The best of each GPU model are included. If none meets the targets, the
+    answer has the one that misses them least. Up to five with only datasheet bounds follow.
 
     Args:
         models: Models, each word a name or a comma-separated list.
@@ -78,10 +77,11 @@ def plan_answer(
     with _file_and_progress(points, question.prices) as on_batch:
         plan = run_search(question.needs, question.space, question.prices, on_batch)
     records = [answer_records(answer, plan.space) for answer in plan.answers]
-    text, best = "", plan.answers[0].listed[:1]
-    if emit and best and best[0].meets:
-        version = plan.space.options.engine_version
-        text = deployment_text(records[0][0], best[0].deployment.gpu, version, emit)
+    text, first = "", plan.answers[0]
+    if emit and first.best:
+        version, lead = plan.space.options.engine_version, first.lead
+        gpu = first.listed[lead].deployment.gpu
+        text = deployment_text(records[0][lead], gpu, version, emit)
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.comparison_plot import front_chart

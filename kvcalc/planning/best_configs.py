@@ -6,7 +6,8 @@ the answer includes the best candidate of each GPU model, for up to 5 GPU models
 
 A prediction is never ranked against a bound. If predictions meet the targets, only they are
 ranked, and GPU models without a calibration are listed after them. If only bounds meet the
-targets, the bounds are ranked.
+targets, the bounds are ranked. The answer names a bound first if it costs much less than the best
+prediction (see `BestConfigs.lead`).
 """
 
 import json
@@ -125,7 +126,7 @@ def reason(candidate: Candidate) -> str | None:
         Target.MEMORY: memory,
         Target.UNKNOWN: "TTFT is unknown, because the GPU has no matrix peak",
         Target.THROUGHPUT: f"{total:,.0f} tokens/s, target {need.min_throughput:,.0f}",
-        Target.GPUS: f"the load needs {candidate.gpus:,} GPUs",
+        Target.GPUS: "more GPUs than --max-gpus",
     }
     target = Target(candidate.violated_target)
     time = target.name.lower()
@@ -309,6 +310,8 @@ def with_role(line: str, role: str) -> str:
 
 
 MAX_BEST = 5
+# a bound is tried before a prediction that costs more than 2 times as much
+MIN_COST_RATIO = 2
 Key = tuple[float, ...]  # cost, TPOT and order of the split
 
 
@@ -371,14 +374,34 @@ class BestConfigs(NamedTuple):
         """
         return [*self.answers, *self.unranked[:MAX_BEST]]
 
+    def cost(self, candidate: Candidate) -> float:
+        """Return the price per hour of all GPUs of a candidate, or their number without prices.
+
+        Args:
+            candidate: A deployment with a number of replicas.
+        """
+        return candidate.gpus * self.prices.get(candidate.gpu, 1.0)
+
+    @property
+    def lead(self) -> int:
+        """Return the index in `listed` of the deployment to try first.
+
+        It is 0, the best candidate, except if a bound costs less than half of the best prediction.
+        A trial of the bound is then cheap, although its real times may miss the targets. Example:
+        1 GPU by its bound leads before 16 GPUs by a prediction, but not before 2 GPUs.
+        """
+        costs = [*map(self.cost, self.listed)]
+        lowest = min(costs)
+        return costs.index(lowest) if lowest * MIN_COST_RATIO < costs[0] else 0
+
     @property
     def front(self) -> ParetoFront:
         """Return the Pareto front of TPOT and throughput to draw with the printed candidates.
 
-        If the times of the best printed candidate (the first of `listed`) are lower bounds, this is
-        the front of bounds. Otherwise it is the front of predictions.
+        If the times of `answers` are lower bounds, this is the front of bounds. Otherwise it is the
+        front of predictions.
         """
-        return self.fronts[bool(self.listed) and self.listed[0].deployment.calibration is None]
+        return self.fronts[self.basis == "bound"]
 
     @property
     def basis(self) -> str:
@@ -387,10 +410,8 @@ class BestConfigs(NamedTuple):
         It is "calibrated" (a calibration of the GPU model itself), "scaled" (a calibration of
         another GPU model), "bound" (the datasheet), or several of them joined with "and".
         """
-        candidates = [*self.best, *([self.closest] if self.closest else [])]
-        return " and ".join(
-            dict.fromkeys(candidate.deployment.time_basis for candidate in candidates)
-        )
+        bases = [candidate.deployment.time_basis for candidate in self.answers]
+        return " and ".join(dict.fromkeys(bases))
 
 
 class CandidateRanking:
@@ -488,15 +509,14 @@ class CandidateRanking:
         ranked = predicted if predicted and not bounds_only else bounded
         firsts = sorted((entries[0] for entries in self._best.values()), key=itemgetter(0))
         best_by_gpu = [candidate for _, candidate in firsts if candidate.gpu in ranked]
-        entries = sorted(chain.from_iterable(self._best.values()), key=itemgetter(0))
-        entries = firsts + [entry for entry in entries if entry not in firsts]
+        others = chain.from_iterable(entries[1:] for entries in self._best.values())
+        entries = firsts + sorted(others, key=itemgetter(0))
         entries = [entry for entry in entries if entry[1].gpu in ranked][:MAX_BEST]
-        if self.prices:
-            entries.sort(key=itemgetter(0))
+        entries.sort(key=itemgetter(0))
         best = [candidate for _, candidate in entries]
         cheaper = None
         if best:
-            limit = best[0].gpus * self.prices.get(best[0].gpu, 1.0)
+            (limit, *_), _ = entries[0]
             compared = ranked if self.prices else {best[0].gpu}
             cheaper = self._misses.closest(self._costs(compared, self.prices), limit)
         return BestConfigs(

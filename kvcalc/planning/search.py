@@ -161,7 +161,8 @@ class TargetChange(NamedTuple):
     """A changed search, in which a deployment may meet the targets that were missed before.
 
     Attributes:
-        words: Command-line options that make the change, such as "--max-gpus 32".
+        words: Command-line options that make the change, such as "--users 32", except
+            `--max-gpus`.
         need: The requirement (load and targets) after the change.
         space: The search space after the change.
     """
@@ -195,13 +196,16 @@ def changes_that_help(answer: BestConfigs, space: SearchSpace) -> list[str]:
     """
     texts: list[str] = []
     for change in _changes(answer.closest, space) if answer.closest else ():
-        if texts and change.words[0].startswith("--max-gpus"):
+        if texts and not change.words:
             continue  # fewer GPUs are enough
         result = change.search()
         if result and not result.best and result.closest:
             change = _relax_limits(change, result.closest)
             result = change.search()
         if result and result.best:
+            num_gpus = result.best[0].gpus  # the smallest number
+            if num_gpus > space.max_gpus:
+                change.words.insert(0, f"--max-gpus {num_gpus}")
             texts.append(" ".join(change.words))
     return texts
 
@@ -232,7 +236,7 @@ def _changes(candidate: Candidate, space: SearchSpace) -> Iterator[TargetChange]
         max_gpus = space.max_gpus * factor
         if max_gpus <= MAX_GPUS:
             larger = replace(space, models=models, gpus=gpus, max_gpus=max_gpus)
-            yield TargetChange([f"--max-gpus {max_gpus}"], need, larger)
+            yield TargetChange([], need, larger)
     users = candidate.capacity * candidate.replicas
     if need.users and users:
         yield TargetChange([f"--users {users}"], replace(need, users=users), same_deployment)
@@ -259,6 +263,5 @@ def _relax_limits(change: TargetChange, candidate: Candidate) -> TargetChange:
         limits["min_throughput"] = float(total)
         words.append(f"--min-throughput {total}")
     if candidate.gpus > space.max_gpus:
-        words.append(f"--max-gpus {candidate.gpus}")
-        space = replace(space, max_gpus=candidate.gpus)
+        space = replace(space, max_gpus=min(candidate.gpus, MAX_GPUS))
     return TargetChange(words, replace(need, **limits), space)

@@ -129,10 +129,9 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
                 try:
                     ranks = Parallelism(tp, pp, dp, ep)
                     check(model, ranks)
+                    splits.append(ranks)
                 except UserError as error:
                     refusal = error
-                else:
-                    splits.append(ranks)
         if refusal and not splits:
             raise refusal
         return sorted(splits, key=lambda ranks: (ranks.gpus, -ranks.tp, ranks.dp, ranks.ep))

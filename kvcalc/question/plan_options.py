@@ -118,6 +118,11 @@ class Requirement(Question, frozen=True, kw_only=True):
         return {time: limit for time, limit in limits.items() if limit}
 
     @property
+    def has_targets(self) -> bool:
+        """Return whether a latency or a throughput is required."""
+        return bool(self.time_limits or self.min_throughput)
+
+    @property
     def lengths(self) -> RequestLengths:
         """Return the numbers of tokens of each request, such as its prompt and output tokens.
 

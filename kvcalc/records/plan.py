@@ -133,6 +133,7 @@ class CandidateRecord(RequirementRecord, ShardedRecord, DraftRecord):
         FloatOrNull,
         "all GPUs, in the unit of --price-per-hour; null without a price",
         "cost/hour",
+        "price",
     ]
     cost_per_million_tokens: Annotated[
         FloatOrNull, "output tokens; null without a price", "cost/1M output"

@@ -1,5 +1,4 @@
-"""The commands that `plan` suggests: changes that meet the targets, and command lines that `fit` reads as the
-same deployment."""
+"""The commands that `plan` suggests: changes that meet the targets, and command lines that `fit` reads as the same."""
 
 import json
 import random
@@ -45,6 +44,8 @@ def test_every_change_that_is_advised_makes_the_answer_yes(kvcalc: Run, model: s
     for options in changes:
         assert f"`{options}`" in found.joined
         assert kvcalc(f"{line} {options} --format json").code == 0, options
+        if options.startswith("--max-gpus") and options.count("--") == 1 and "," not in given["gpu"]:  # the smallest number
+            assert kvcalc(f"{line} --max-gpus {int(options.split()[1]) - 1} --format json").code == 1, options
 
 
 def test_fp8_is_advised_on_gpus_that_compute_in_it() -> None:

@@ -45,8 +45,8 @@ def test_with_prices_the_cheapest_comes_first(kvcalc: Run) -> None:
     words = ",".join(f"{name}={price}" for name, price in prices.items())
     found = kvcalc(f"{ASKED} --price-per-hour {words} --format json").records
     costs = [record["cost_per_hour"] for record in found]
-    only_h100 = kvcalc(f"{ASKED} --price-per-hour h100=3 --format json").records
-    assert {record["gpu"] for record in only_h100} == {"h100-sxm"}
+    only_h100 = kvcalc(f"{ASKED} --price-per-hour h100=0.1025").joined
+    assert only_h100.startswith("2× h100-sxm ") and ", at 0.205 per hour" in only_h100 and "l40s" not in only_h100
     meeting = [p for p in every("llama-3.1-8b", users=40, context="16k") if p.meets]
     assert costs == sorted(costs) and {record["gpu"] for record in found} == {*prices}
     cost, gpu = min((record["cost_per_million_tokens"], record["gpu"]) for record in found)
@@ -122,16 +122,13 @@ def test_ctrl_c_keeps_the_batches_that_were_done(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("--context 4k", "a plan needs a load. "),
-        ("--users 4", "a plan needs the tokens of a request. "),
+        ("--context 4k", "a plan needs a load. "), ("--users 4", "a plan needs the tokens of a request. "),
         ("--users 4 --context 4k --isl 5 --osl 5", "context and input-len exclude each other. "),
-        ("--users 4 --rate 2 --isl 5 --osl 5", "use either --users or --rate. "),
-        ("--rate 2 --context 4k", "a rate needs requests with an end. "),
+        ("--users 4 --rate 2 --isl 5 --osl 5", "use either --users or --rate. "), ("--rate 2 --context 4k", "a rate needs requests with an end. "),
         ("--users 4 --context 4k --max-tpot fast", "max-tpot 'fast' is not a time above 0. "),
         ("--users 4 --context 4k --gpu h100 --price-per-hour h100=free", "price of h100-sxm 'free' is not a number from 0 up"),
         ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 GPU models. "),
-        ("--users 4 --context 4k --points x.txt", "points 'x.txt' should end in .csv or .jsonl"),
-        ("--users 4 --context 4k --max-gpus 0", "max-gpus "),
+        ("--users 4 --context 4k --max-gpus 0", "max-gpus "), ("--users 4 --context 4k --points x.txt", "points 'x.txt' should end in .csv or .jsonl"),
         (f"--users {','.join(map(str, range(1, 502)))} --context 1k,2k", "1,002 requirements; the maximum is 1,000. "),
         ("--users 4 --context 4k --gpu h100 --tp 3", "tensor-parallel size 3 does not divide "),
     ],
@@ -191,8 +188,7 @@ def test_an_answer_of_one_token_is_explained(kvcalc: Run) -> None:
 
 
 def test_the_api_answers_as_the_command_does(kvcalc: Run) -> None:
-    options = {**SMALL, "users": 40, "context": "16k", "max_tpot": 0.04}
-    found = library.plan("llama-3.1-8b", **options)
+    found = library.plan("llama-3.1-8b", **SMALL, users=40, context="16k", max_tpot=0.04)
     assert found.records() == kvcalc(f"{ASKED} --max-tpot 40ms --format json").records
     assert repr(found) == kvcalc(f"{ASKED} --max-tpot 40ms").out.rstrip("\n")
     with pytest.raises(UserError, match="unknown option 'user'"):

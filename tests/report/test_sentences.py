@@ -78,6 +78,7 @@ def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> N
     assert {f"{float(found):.3g}" for found in factors} <= quotients, sentence
 
 
+PLAN = "plan qwen3-30b-a3b -q int4 --users 1 --max-tpot 3.3ms --isl 500 --osl 500 --gpu rtx-5090,h100"
 PHRASES = [
     ("compare gemma-3-27b --context 128k", "In 90% of measured"),
     ("compare deepseek-v3 --variants mla,mha", "In 90% of measured"),
@@ -86,6 +87,9 @@ PHRASES = [
     ("serve gpt2 --rate 4,16 --num-prompts 20 --osl 4 --slo-ttft 1us", "keeps 0.0% of requests within the targets at a rate of 4, "),
     ("latency llama-3.1-70b", "output tokens, but it does not fit."),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
+    (PLAN, "1× rtx-5090 is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
+    (PLAN, "vllm serve ./qwen3-30b-a3b-int4 --max-model-len 1000 --max-num-seqs 1"),
+    ("plan llama-3.2-1b --rate 1653 --isl 100k --osl 20k --gpu t4", " GPUs serves this load, the closest is 400,185× t4 in 44,465 "),
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
     ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "with vllm 0.33.0, in 90% of starts."),
     ("fit bge-m3 --gpu l4", "Free memory/GPU: 16.97 to 18.18 GiB with vllm 0.33.0, in 90% of"),

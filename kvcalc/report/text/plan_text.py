@@ -23,6 +23,7 @@ from kvcalc.report.text.tables import (
     columns,
     distinct_values,
     footnotes,
+    price,
     seconds,
     time_details,
     time_footnotes,
@@ -68,18 +69,18 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
             datasheet bounds.
     """
     if len(plan.answers) > 1:
-        return _several(plan, [rows[0] for rows in records if rows])
+        return _several(plan, records)
     answer, rows = plan.answers[0], [_row(record) for record in records[0]]
     title = sentence(answer, plan.space)
     tried = f"{answer.num_tried:,} configurations tried, {answer.num_met:,} meet the targets"
     if not rows:
         return Table(rows, PLAN_COLUMNS, title, ["", tried])
-    first = rows[0]
+    first = rows[answer.lead]
     formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
     listed = {row["gpu"] for row in rows}
-    more = [f"{p.gpus}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
-    formats += [f"other GPU models: {list_few(more)}"] if more else []
+    more = [f"{p.gpus:,}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
+    formats += [f"also enough: {list_few(more)}"] if more else []
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
@@ -88,8 +89,6 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
         tried,
         *reasons,
         *time_details(rows),
-        *["Rows with ≥ have no measured kernel model and are not ranked."]
-        * bool(answer.unranked),
         *distinct_values(rows, "fallback"),
     ]
     commands: Sequence[str] = ()
@@ -102,12 +101,13 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
         ]
     elif fixes := changes_that_help(answer, plan.space):
         options = join_with_or([f"`{fix}`" for fix in fixes])
-        notes = [basis, accuracy or notes[0], f"The targets are met with {options}."]
-    if below := answer.cheaper:
+        goal = f"The {'targets are met' if answer.need.has_targets else 'load is served'} with"
+        notes = [basis, accuracy or notes[0], f"{goal} {options}."]
+    if (below := answer.cheaper) and not answer.lead:
         size = f"{'cheaper' if answer.prices else 'smaller'} deployment"
         notes.append(f"The closest {size} is {deployment_words(below)}: {reason(below)}.")
     if len(answer.best_by_gpu) > 1 and not answer.prices:
-        notes.append("Sorted by GPU count. Add `--price-per-hour h100=2.5,…` to rank by cost.")
+        notes.append("Add `--price-per-hour h100=2.5,…` to rank by cost.")
     return Table(
         rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands
     )
@@ -163,11 +163,11 @@ def deployment_words(candidate: Candidate) -> str:
         candidate: A deployment that `plan` tried. The number of GPUs is of all replicas.
     """
     replicas, prefill = candidate.replicas, candidate.prefill_replicas
-    words = [f"{candidate.gpus}× {candidate.gpu}"]
+    words = [f"{candidate.gpus:,}× {candidate.gpu}"]
     if replicas > 1 or prefill:
-        words.append(f"in {replicas} replica{'s' * (replicas > 1)}")
+        words.append(f"in {replicas:,} replica{'s' * (replicas > 1)}")
     if prefill:
-        words.append(f"and {prefill} for prefill")
+        words.append(f"and {prefill:,} for prefill")
     if split := split_words(candidate_record(candidate)):
         words.append(f"with {split}")
     if candidate.speculation:
@@ -185,41 +185,43 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
         space: The limits of the search. If given, a sentence on a miss states the maximum number of
             GPUs.
     """
-    count = space.max_gpus if space else 0
-    limit = f" with up to {count} GPU{'s' * (count > 1)}" if space else ""
+    limit = ""
+    if space:
+        limit = f" with up to {space.max_gpus:,} GPU{'s' * (space.max_gpus > 1)}"
+    goal = "meets the targets" if answer.need.has_targets else "serves this load"
     if not answer.best:
-        near = answer.closest
-        if not near:
-            return f"No configuration{limit} can serve {requirement_words(answer.need)}."
-        closest = f"the closest is {deployment_words(near)}: {reason(near)}."
-        return f"No deployment{limit} meets the targets, {closest}"
-    first = answer.best[0]
+        for near in answer.answers:
+            closest = f"the closest is {deployment_words(near)}: {reason(near)}."
+            return f"No deployment{limit} {goal}, {closest}"
+        return f"No configuration{limit} can serve {requirement_words(answer.need)}."
+    first, best, serves = answer.listed[answer.lead], answer.best[0], "for"
     size, cost = "smallest", ""
     if answer.prices:
-        size = "cheapest"
-        cost = f", at {answer.prices[first.gpu] * first.gpus:,.2f} per hour"
-    serves, meets = "for", "meets"
+        size, cost = "cheapest", f", at {price(answer.cost(first))} per hour"
     if _is_unproven(answer):
-        serves, meets = "that may serve", "may meet"
+        serves = "that may serve"
+        goal = "may " + goal.replace("s ", " ", 1)
     start = f"{deployment_words(first)} is the {size} deployment"
-    if not answer.prices and any(c.gpus < first.gpus for c in answer.unranked):
+    if answer.lead:
+        cost += f", {best.gpus:,}× {best.gpu} the {size} with predicted times"
+    elif min(map(answer.cost, answer.listed)) < answer.cost(best):
         start += " with predicted times"
     text = f"{start} {serves} {requirement_words(answer.need)}{cost}."
     if len(text.split()) <= MAX_WORDS:
         return text
-    return f"{start} that {meets} the targets{cost}."
+    return f"{start} that {goal}{cost}."
 
 
 def _is_unproven(answer: BestConfigs) -> bool:
-    """Return whether the best deployment meets its targets only by datasheet bounds."""
-    has_target = answer.need.time_limits or answer.need.min_throughput
-    is_bound = any(c.deployment.time_basis == BOUND for c in answer.best[:1])
-    return is_bound and bool(has_target)
+    """Return whether the first deployment serves its load only by datasheet bounds."""
+    first = answer.listed[answer.lead]
+    has_target = answer.need.has_targets or answer.need.rate
+    return first.deployment.time_basis == BOUND and bool(has_target)
 
 
 def _commands(row: Record) -> tuple[list[str], list[str]]:
     """Return the command lines of a deployment, and a note on the replicas that they start."""
-    lines = list(row["commands"] or ())
+    lines = row["commands"]
     if len(lines) < 2:
         return lines, []
     replicas, prefill = row["replicas"], row["prefill_replicas"]
@@ -236,21 +238,21 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
     return lines, about
 
 
-def _several(plan: SearchResult, firsts: Sequence[PlanRecord]) -> Table:
-    """Return a table with the best deployment of each requirement."""
-    rows = [_row(record) for record in firsts]
+def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Table:
+    """Return a table with the deployment to try first for each requirement."""
+    pairs = zip(plan.answers, records, strict=True)
+    rows = [_row(part[answer.lead]) for answer, part in pairs if part]
     met = [row for row in rows if row["meets"]]
     tried = sum(answer.num_tried for answer in plan.answers)
-    size = "cheapest" if plan.answers[0].prices else "smallest"
-    limit = f"up to {plan.space.max_gpus} GPUs"
-    verb = "may be" if any(map(_is_unproven, plan.answers)) else "are"
+    limit = f"up to {plan.space.max_gpus:,} GPUs"
+    verb = "may be" if any(_is_unproven(part) for part in plan.answers if part.best) else "are"
     title = f"{len(met)} of {len(plan.answers)} requirements {verb} met with {limit}."
     notes = (
         footnotes(", ".join(shared_words(rows, FORMAT_WORDING)), *time_footnotes(rows))
         if rows
         else []
     )
-    details = [f"Each row is the {size} deployment", f"{tried:,} configurations tried"]
+    details = ["Each row is the deployment to try first", f"{tried:,} configurations tried"]
     commands, about = _commands(met[0]) if met else ([], [])
     details += ["The command is of the first row that meets its targets", *about]
     return Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)

@@ -75,6 +75,11 @@ def percent(value: float) -> str:
     return f"{digits(100 * value)}%"
 
 
+def price(value: float) -> str:
+    """Return money with two digits after the point, or three if the third is not 0: 2.50, 0.105."""
+    return f"{value:,.3f}".removesuffix("0")
+
+
 def per_token(value: float) -> str:
     """Return a number of bytes per token as text, in the unit that `--units` selects.
 
@@ -130,6 +135,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "share": "{:.1%}".format,
     "number": digits,
     "money": "{:,.2f}".format,
+    "price": price,
     "joules": "{:.3g}".format,
     "yes or no": lambda value: "yes" if value else "no",
     "queue": lambda value: {True: "diverges", False: "stable"}.get(value, value),
