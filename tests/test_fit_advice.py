@@ -168,8 +168,8 @@ def test_one_answer_in_one_output(kvcalc: Run, line: str) -> None:
     assert record["fits"] == (record["max_num_seqs"] >= record["requested_num_seqs"]) == (found.code == 0)
     assert record["fits"] == (longest is None or longest >= length)
     assert longest == (min(own, record["max_model_len"] or own) if length <= own else record["max_model_len"])
-    shown = kvcalc(f"fit {line}")
-    assert f" {'no limit' if longest is None else f'{longest:,}'} " in shown.joined
+    shown, (low,) = kvcalc(f"fit {line}"), kvcalc(f"fit {line} --budget low --format json").records
+    assert f" {'no limit' if longest is None else format(low['longest_context'], ',')} " in shown.joined
     told = re.search(r"longest context of .*: ([\d,]+) tokens", kvcalc(f"fit {line} --explain").out)
     assert told is None or int(told[1].replace(",", "")) == record["max_model_len"]
     if record["fits"]:

@@ -444,7 +444,7 @@ def _shorter_context(result: Fit) -> ConfigChanges:
 
     Yield nothing if not even one token fits, or if some sequences of the requested length fit.
     """
-    length = _with_surest_length(result).longest_length
+    length = with_surest_length(result).longest_length
     if length and not result.sequences:
         yield ConfigChange.of(result).changed(max_model_len=length)
 
@@ -461,11 +461,14 @@ def at_low_estimate(result: Fit) -> Fit:
     return fit(result.requested, replace(result.options, budget=budget))
 
 
-def _with_surest_length(result: Fit) -> Fit:
+def with_surest_length(result: Fit) -> Fit:
     """Return the capacity in the estimate whose longest length is suggested.
 
     It is the low estimate, with which the engine surely starts. If the low estimate fits less than
     MIN_LOW_SHARE of the tokens of the requested estimate, it is the requested estimate.
+
+    Args:
+        result: The capacity in any estimate.
     """
     low = at_low_estimate(result)
     smallest = (result.longest_length or 0) * MIN_LOW_SHARE
@@ -493,7 +496,7 @@ def at_longest_length(result: Fit) -> Fit:
     options = result.options
     if options.max_model_len:
         return result
-    tried = _with_surest_length(result)
+    tried = with_surest_length(result)
     length = tried.longest_length
     if options.engine == "llama.cpp" and not (length or result.fits):
         length = min(result.length, FIT_CONTEXT)

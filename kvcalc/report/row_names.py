@@ -89,7 +89,8 @@ def sides(
             rows = longer
     names = []
     for row in rows:
-        words = [wording[k].format(v) for k, v in zip(distinct, row, strict=True) if v]
+        values = zip(distinct, row, strict=True)
+        words = [wording[k].format(v) for k, v in values if v not in (None, "")]
         names.append(", ".join(words).replace(" calibration", ""))
     return Sides(distinct, names)
 

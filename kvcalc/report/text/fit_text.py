@@ -22,6 +22,7 @@ from kvcalc.capacity.suggested_fixes import (
     join_with_or,
     small_cache,
     smaller_batch,
+    with_surest_length,
 )
 from kvcalc.question.fit_question import TypedWords
 from kvcalc.records import JsonObject, Record, Records
@@ -102,7 +103,7 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
     """
     rows = []
     for record, result in zip(records, fits, strict=True):
-        longest = result.length if has_longest_length(result) else record["longest_context"]
+        longest = with_surest_length(result).longest_context
         rows.append(
             {
                 **record,
@@ -260,14 +261,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
         )
     maximum = best.model.max_context or 0
     if len(records) == 1 and best.length < maximum and has_longest_length(best):
-        users = f" of {best.sequences:,} users" * (best.sequences > 1)
-        image = record.get("image_tokens", 0)
-        is_short = (record.get("images") or 0) * image > best.length
-        return answer_sentence(
-            f"The longest context{users} on {place} is {best.length:,} tokens",
-            f", too short for an image of {image:,} tokens" * is_short,
-            f", below the model's maximum of {maximum:,}",
-        )
+        return _longest_context_sentence(record, best)
     counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
     clauses = []
     if last.length != best.length:
@@ -296,6 +290,22 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
     verb = "may fit" if record["low_num_seqs"] == 0 else f"fit{'s' * is_single}"
     name = _distinguishing_values(records, record)
     return answer_sentence(f"{counts} {verb} on {place}{name}", *clauses)
+
+
+def _longest_context_sentence(record: Record, best: Fit) -> str:
+    """Return a sentence on the longest context, which is shorter than the model's maximum."""
+    users = f" of {best.sequences:,} users" * (best.sequences > 1)
+    image = record.get("image_tokens", 0)
+    is_short = (record.get("images") or 0) * image > best.length
+    longest = (
+        f"The longest context{users} on {placement_words(record)} is {best.length:,} tokens"
+    )
+    return answer_sentence(
+        longest,
+        f", too short for an image of {image:,} tokens" * is_short,
+        f", below the model's maximum of {best.model.max_context:,}",
+        _cache_tokens(record, best),
+    )
 
 
 def _distinguishing_values(records: Records, record: Record) -> str:
@@ -344,10 +354,14 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
+    return clauses if clauses or options.max_model_len else [_cache_tokens(record, best)]
+
+
+def _cache_tokens(record: Record, best: Fit) -> str:
+    """Return a clause on the tokens that a cache stores; '' if it stores only one request."""
     tokens, dp = record["kv_tokens"], best.ranks.dp
-    if tokens > best.length and not (clauses or options.max_model_len):
-        clauses.append(f", in {f'{dp} caches' if dp > 1 else 'a cache'} of {tokens:,} tokens")
-    return clauses
+    caches = f"{dp} caches" if dp > 1 else "a cache"
+    return f", in {caches} of {tokens:,} tokens" if tokens > best.length else ""
 
 
 def _missing_sentence(

@@ -157,9 +157,8 @@ def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
     models = " and ".join(distinct_values(totals, "model"))
     subject = f"A {PHASES[totals[0]['phase']]} of {models}"
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
-    return answer_sentence(
-        f"{subject} takes {at_least}{span}, the least with {fastest}", limit, ffn
-    )
+    fastest = f", the least with {fastest}" * bool(fastest)
+    return answer_sentence(f"{subject} takes {at_least}{span}{fastest}", limit, ffn)
 
 
 def _ordered_columns(records: Records) -> list[Column]:

@@ -164,6 +164,7 @@ def _latency_sentence(records: Records) -> str:
         top = min(drafted, key=lambda r: r["speculative_e2e_s"])
         clauses += [
             f", and {at_least}{seconds(top['speculative_e2e_s'])} with draft {top['draft']}",
+            f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
             f" if {top['acceptance_rate']:.0%} are accepted",
         ]
     if cost := _cost(best, equal):
