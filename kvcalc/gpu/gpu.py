@@ -251,13 +251,8 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         It is the matrix peak divided by the memory bandwidth. None means that the GPU has no such
         peak. Work with more FLOP per byte is compute-bound, other work is memory-bound.
         """
-        dtype = self.knee_dtype
-        return self.ridge_point_for(dtype) if dtype in self.flops_per_s else None
-
-    @property
-    def knee_dtype(self) -> str:
-        """Return the dtype of `knee`: bf16, or fp16 if the GPU has no bf16 unit."""
-        return "bf16" if "bf16" in self.flops_per_s else "fp16"
+        has_peak = "bf16" in self.flops_per_s or "fp16" in self.flops_per_s
+        return self.ridge_point_for("bf16") if has_peak else None
 
     def ridge_point_for(self, dtype: str) -> float:
         """Return the ridge point of matrix products in a dtype, in FLOP per byte of memory traffic.

@@ -198,7 +198,8 @@ class RefusedFit(ErrorStatistics, frozen=True):
 
     It is not used if its held-out errors are too large or if the measured rows are not plausible.
     Held-out errors are errors of rows that were left out of the fit. An operator that needs this
-    model then takes its datasheet bound at 80% of the bandwidth, plus one kernel launch.
+    model then takes its datasheet bound at 80% of the bandwidth, plus one kernel launch. Only GEMMs
+    and decode attention in fp8 take the time model of bf16 instead, if there is one.
 
     Attributes:
         rows: Number of measured rows of the fit.

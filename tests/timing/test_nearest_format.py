@@ -64,21 +64,27 @@ def test_a_module_over_a_cache_without_rows_is_scaled() -> None:
     assert own[2] == pytest.approx(near[2])
 
 
-@pytest.mark.parametrize(
-    ("name", "form", "basis"),
-    [
-        ("deepseek-v3", "decode", "calibrated"),
-        ("deepseek-v3", "prefill", "calibrated"),
-        ("deepseek-v4-flash", "decode", "scaled"),
-        ("deepseek-v4-flash", "prefill", "scaled"),
-        ("glm-5", "prefill", "scaled"),
-    ],
-)
-def test_latent_attention_of_other_widths_than_the_measured_is_scaled(name: str, form: str, basis: str) -> None:
+@pytest.mark.parametrize(("name", "basis"), [("deepseek-v3", "calibrated"), ("deepseek-v4-flash", "scaled"), ("glm-5", "scaled")])
+def test_latent_attention_of_other_widths_than_the_measured_is_scaled(name: str, basis: str) -> None:
     """Measured widths are 576 and 512 (absorbed) or 192 and 128 (expanded). DeepSeek-V4's are 512, GLM-5's prompts 256."""
     latent = {"mla_decode": {"bfloat16": entry(MlaDecode())}, "mla_prefill": {"bfloat16": entry(MlaPrefill())}}
     laws = msgspec.structs.replace(LAWS, laws=LAWS.laws | latent)
-    batch = Batch.decode(16384, 8) if form == "decode" else Batch.prefill(16384)
-    operators = forward(load_model(name), batch, parallelism=Parallelism(tp=8))
-    timed = zip(operators, operator_seconds(operators, H100, laws), strict=True)
-    assert {each.basis for operator, each in timed if operator.name == "attention"} == {basis}
+    for batch in [Batch.prefill(16384), Batch.decode(16384, 8)][: 1 if name == "glm-5" else 2]:
+        operators = forward(load_model(name), batch, parallelism=Parallelism(tp=8))
+        timed = zip(operators, operator_seconds(operators, H100, laws), strict=True)
+        assert {each.basis for operator, each in timed if operator.name == "attention"} == {basis}
+
+
+@pytest.mark.parametrize(("name", "law"), [("a100-80gb", DecodeAttention()), ("h100", DecodeAttention(bytes=1))])
+def test_fp8_with_only_bf16_measured(name: str, law: DecodeAttention) -> None:
+    """Attention on an A100, which converts fp8 to bf16, takes the time of a bf16 cache; GEMMs at least half that of bf16."""
+    gemm, wide = LAWS.laws["gemm"], {"bfloat16": entry(DecodeAttention())}
+    own, near = ({"gemm": gemm, "decode_attention": each} for each in ({"fp8": entry(law)}, wide))
+    times = {}
+    for case, laws, quantization in (("bf16", near, ""), ("own", own, "fp8"), ("near", near, "fp8")):
+        operators = forward(LLAMA, Batch.decode(8192, 8), Precision("auto", "fp8", quantization=quantization))
+        timed = operator_seconds(operators, load_gpu(name), msgspec.structs.replace(LAWS, laws=laws))
+        times[case] = {o.name: t for o, t in zip(operators, timed, strict=True)}
+    assert times["near"]["attention"].seconds == times["own"]["attention"].seconds
+    assert 0.5 < times["near"]["down"].seconds / times["bf16"]["down"].seconds < 0.6  # 59 of 117 MB, and a launch
+    assert (times["near"]["attention"].basis, times["near"]["down"].basis) == ("scaled", "scaled")

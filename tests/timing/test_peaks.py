@@ -53,28 +53,21 @@ def test_long_prompts_are_bound_by_the_fastest_documented_unit(quantization: str
     assert seconds == pytest.approx(operator.cost.flops / peak)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "peak"),
-    [("b200", 9000e12), ("rtx-5090", 1676e12), ("h100-sxm", 989e12), ("mi355x", 10066e12), ("rtx-4090", 165.2e12)],
-)
-def test_experts_in_mxfp4_compute_in_fp4_where_a_gpu_has_it(gpu: str, peak: float) -> None:
+EXPERTS = [
+    ("", "b200", 9000e12), ("", "rtx-5090", 1676e12), ("", "h100-sxm", 989e12), ("", "mi355x", 10066e12), ("", "rtx-4090", 165.2e12),
+    ("mxfp4_moe", "rtx-5090", 1676e12), ("mxfp4_moe", "rtx-4090", 660.6e12), ("mxfp4_moe", "h100-sxm", 1978.9e12),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("quantization", "gpu", "peak"), EXPERTS)
+def test_experts_in_mxfp4_compute_in_fp4_if_a_gpu_has_it_and_ggufs_else_in_int8(quantization: str, gpu: str, peak: float) -> None:
     card = load_gpu(gpu)
-    found = TimedDeployment(load_model("gpt-oss-120b"), card).operators(Batch.prefill(1 << 17))
-    experts = [o for o in found if o.experts]
+    timed = TimedDeployment(load_model("gpt-oss-120b"), card, Precision(quantization=quantization))
+    experts = [o for o in timed.operators(Batch.prefill(1 << 17)) if o.experts]
     assert experts
     for operator in experts:  # on some GPUs what moves between the memory and experts of 2,880 columns takes longer
         least = max(operator.cost.flops / peak, operator.cost.bytes / card.bandwidth_bytes_per_s)
         assert cost_bound(operator.cost, operator.dtype, card).seconds == pytest.approx(least)
-
-
-def test_gguf_s_4_bit_floats_compute_in_fp4_or_int8() -> None:
-    for gpu, peak in (("rtx-5090", 1676e12), ("rtx-4090", 660.6e12), ("h100-sxm", 1978.9e12)):
-        card = load_gpu(gpu)
-        found = TimedDeployment(load_model("gpt-oss-20b"), card, Precision(quantization="mxfp4_moe")).operators(
-            Batch.prefill(1 << 17)
-        )
-        (operator, *_) = [o for o in found if o.experts]
-        assert cost_bound(operator.cost, operator.dtype, card).seconds == pytest.approx(operator.cost.flops / peak)
 
 
 @pytest.mark.parametrize(

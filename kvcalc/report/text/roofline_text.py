@@ -306,7 +306,7 @@ def hierarchy_table(gpu: Gpu) -> Table:
     """
     peak = ""
     if gpu.knee:
-        rate, dtype = gpu.peak(gpu.knee_dtype)
+        rate, dtype = gpu.peak("bf16")
         speed = f"{format_si(rate, 'FLOP/s')} in {dtype}"
         peak = f" and computes {speed}: its ridge point is {gpu.knee:.0f} FLOP/B"
     title = f"{gpu.name} reads {format_si(gpu.bandwidth_bytes_per_s, 'B/s')}{peak}."
