@@ -462,7 +462,10 @@ def _served(records: Records) -> str:
             verb = "may keep" if at_most else "keeps"
             work = f"{verb} up with {best['rate'] or best['requests_per_s']:.4g} requests/s"
         start = f"{server} {work}{_cost(best, equal)}"
-        clauses = [f", {ratio(factor)} {faster} {names[-1] or 'the slowest'}"] * is_best
+        clauses = [f", {ratio(factor)} {faster} {names[-1]}"] * (is_best and bool(names[-1]))
+        if is_best and not names[-1]:  # without prefix hits, for example
+            ttfts = [seconds(r["ttft_p50_s"]) for r in (best, ranked[-1])]
+            clauses = [f", with TTFT p50 {ttfts[0]} instead of {ttfts[1]}"]
         if goals:
             share = f"{at_most}{best['slo_attainment']:.1%} of"
             if best["slo_attainment"] == 1 and not at_most:
