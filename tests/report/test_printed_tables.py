@@ -117,7 +117,7 @@ def test_size(kvcalc: Run, line: str) -> None:
         assert record["model"] in title and format_bytes(record["kv_cache_bytes"]) in title
     assert f"{last['context']:,} token" in title
     assert ("per GPU" in title) == (last["gpus"] > 1)
-    assert (f"{format_bytes(last['weight_bytes'])} for its " in title) == (len(records) == 1)
+    assert (f"{format_bytes(last['weight_bytes'])} for " in title) == (len(records) == 1)
 
 
 @pytest.mark.parametrize(

@@ -171,8 +171,8 @@ def _size_sentence(
         listed = [f"{size} in {r['dtype']}" for size, r in zip(weights, equal, strict=True)]
         return answer_sentence(sentence, f", and for its weights {' or '.join(listed)}")
     about = "about " * (not last["parameters_exact"])
-    share = "share of the " * bool(per_gpu)
-    total = f", and {about}{weights[0]} for its {share}weights" * bool(last["weight_bytes"])
+    total = f", and {about}{weights[0]} for {'its ' * (not per_gpu)}weights"
+    total *= bool(last["weight_bytes"])
     if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
         return answer_sentence(sentence, ", because tp does not divide it", total)
     return answer_sentence(sentence, _per_token_clause(last, start), total)
