@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 
 from kvcalc.arithmetic import maximum
-from kvcalc.errors import UserError, shown_briefly
+from kvcalc.errors import UserError, list_few, shown_briefly
 from kvcalc.layers.cost import Cost, Operator, Role
 from kvcalc.layers.part import Number, PresetStruct
 from kvcalc.model.model import Source
@@ -517,17 +517,17 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
         bounds: Operators of a forward pass with their minimum times on the GPU.
         gpu: The GPU.
     """
-    missing: dict[str, dict[str, None]] = {}
+    missing: dict[str, list[str]] = {}
     for p in bounds:
         if p.fallback:
-            missing.setdefault(p.fallback, {})[p.operator.dtype] = None
+            missing.setdefault(p.fallback, []).append(p.operator.dtype)
     words = [
-        f"computed in {used}: {gpu.name} has no {', '.join(requested)} unit"
+        f"computed in {used}: {gpu.name} has no {list_few(requested)} unit"
         for used, requested in missing.items()
     ]
-    dtypes = dict.fromkeys(p.operator.dtype for p in bounds)
-    if without := [dtype for dtype in dtypes if dtype and not gpu.computes(dtype)]:
-        words.append(f"memory-bound: no matrix peak for {', '.join(without)}")
+    dtypes = [p.operator.dtype for p in bounds if p.operator.dtype]
+    if without := list_few(dtype for dtype in dtypes if not gpu.computes(dtype)):
+        words.append(f"memory-bound: no matrix peak for {without}")
     return "; ".join(words)
 
 

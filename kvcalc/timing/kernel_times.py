@@ -181,10 +181,7 @@ class KernelTimer(NamedTuple):
             bf16_model = self.calibration.kernel_model("gemm", "bfloat16")
             kernel_model = _served_gemm(entry.law, bf16_model)
             sizes = maximum(shape.m, 1), shape.n, shape.k, shape.stored
-            parameters = self.parameters
-            if operator.dtype == "fp8" and kind == "bfloat16":
-                parameters = parameters._replace(bf16=parameters.fp8)
-            return KernelTime(kernel_model.us(parameters, *sizes), entry)
+            return KernelTime(kernel_model.us(self.parameters, *sizes), entry)
         if isinstance(shape, CollectiveShape):  # its part within a node
             entry = self.calibration.find_entry("allreduce", "bytes")
             if not entry:
@@ -302,9 +299,9 @@ class KernelTimer(NamedTuple):
         if len(timed) < len(launches) or not timed:
             return None
         worst = max((launch.entry for launch in timed), key=lambda entry: entry.p90_abs_error)
-        is_measured = bool(shape.kv_heads) or (shape.key, shape.value) in _LATENT_WIDTHS
-        is_measured = is_measured and cache_kind(shape.cached)[1]
-        is_measured = is_measured and all(launch.is_measured for launch in timed)
+        is_measured = cache_kind(shape.cached)[1] and all(each.is_measured for each in timed)
+        if not shape.kv_heads:
+            is_measured = is_measured and (shape.key, shape.value) in _LATENT_WIDTHS
         return KernelTime(sum(launch.us for launch in timed), worst, is_measured)
 
     def _decode(

@@ -339,20 +339,37 @@ def time_footnotes(records: Records) -> list[str]:
     their accuracy, or '' if unknown. The further footnotes, one for each engine, name the GPUs
     without a measured kernel model of this engine.
 
+    If the predictions come from several versions of an engine, the first footnote names the GPUs of
+    each version.
+
     Args:
         records: The rows, with the keys `time_basis`, `basis` (the time model) and others.
     """
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
-    names = list_few(basis_name(r["basis"]) for r in predictions)
+    gpus_by_version: dict[str, list[str]] = {}
+    unmeasured: dict[str, list[str]] = {}
+    for r in records:
+        engine, gpu = r["engine"], r["gpu"]
+        if r["time_basis"] != BOUND:
+            gpus_by_version.setdefault(r["basis"], []).append(gpu)
+        elif engine not in ("none", *preset_files(f"calibrations/{gpu}")):
+            unmeasured.setdefault(engine, []).append(gpu)
+
+    names = dict.fromkeys(map(basis_name, gpus_by_version))
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
-    if len(bases) > 1:
+    if len(names) < len(gpus_by_version):
+        sources = [f"{version} ({list_few(gpus)})" for version, gpus in gpus_by_version.items()]
+        basis = f"Predictions come from {list_few(sources)}.".replace(" calibration", "")
+    elif len(bases) > 1:
         basis = "Times are predicted."
-        basis += " ~ marks scaled times." * ("scaled" in bases)
-        basis += " ≥ marks datasheet bounds." * (BOUND in bases)
     elif predictions:
         source = "scaled (~) from" if "scaled" in bases else "predicted by"
-        basis = f"Times are {source} the calibration of {names}."
+        basis = f"Times are {source} the calibration of {list_few(names)}."
+    if len(bases) > 1:
+        basis += " ~ marks scaled times." * ("scaled" in bases)
+        basis += " ≥ marks datasheet bounds." * (BOUND in bases)
+
     accuracy = []
     errors = [r.get("time_p90_error") or 0.0 for r in predictions]
     if any("users" in r and r["output_len"] for r in predictions):
@@ -362,12 +379,6 @@ def time_footnotes(records: Records) -> list[str]:
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     if share >= MIN_MENTIONED_SHARE:
         accuracy.append(f"Up to {share:.0%} of a time is of kernels that were not measured.")
-    unmeasured: dict[str, dict[str, None]] = {}
-    for r in records:
-        engine, gpu = r["engine"], r["gpu"]
-        measured_engines = "none", *preset_files(f"calibrations/{gpu}")
-        if r["time_basis"] == BOUND and engine not in measured_engines:
-            unmeasured.setdefault(engine, {})[gpu] = None
     reasons = [
         f"No measured kernel model of {engine} on {list_few(gpus)} exists."
         for engine, gpus in unmeasured.items()
