@@ -14,8 +14,8 @@ from kvcalc.report.text.roofline_text import memory_levels
 # Compute capability: (KiB of shared memory of an SM at most, fp32 lanes of it). CUDA C++ Programming Guide, technical
 # specifications and arithmetic throughput per compute capability.
 CAPABILITIES = {
-    "6.1": (96, 128), "7.0": (96, 64), "7.5": (64, 64), "8.0": (164, 64), "8.6": (100, 128), "8.9": (100, 128),
-    "9.0": (228, 128), "10.0": (228, 128), "10.3": (228, 128), "12.0": (100, 128), "12.1": (100, 128),
+    "6.1": (96, 128), "7.0": (96, 64), "7.5": (64, 64), "8.0": (164, 64), "8.6": (100, 128), "8.7": (164, 128), "8.9": (100, 128),
+    "9.0": (228, 128), "10.0": (228, 128), "10.3": (228, 128), "12.0": (100, 128), "12.1": (100, 128), "11.0": (228, 128),
 }  # fmt: skip
 GPUS = {
     "p40": "6.1", "v100": "7.0", "v100-16gb": "7.0", "rtx-2080-ti": "7.5", "t4": "7.5", "a100-80gb": "8.0", "a100-80gb-pcie": "8.0",
@@ -23,11 +23,11 @@ GPUS = {
     "h100-sxm": "9.0", "h100-pcie": "9.0", "h100-nvl": "9.0", "h200": "9.0", "h20": "9.0", "h800": "9.0", "gh200": "9.0",
     "gh200-144gb": "9.0", "b200": "10.0", "gb200": "10.0", "b300": "10.3", "gb300": "10.3", "rtx-5090": "12.0",
     **dict.fromkeys(["rtx-3080", "rtx-3080-12gb", "a40", "rtx-a6000", "a10g", "rtx-3060", "rtx-3060-ti", "rtx-3070", "rtx-3090-ti"], "8.6"),
-    **dict.fromkeys(["rtx-a4000", "rtx-a5000"], "8.6"),
+    **dict.fromkeys(["rtx-a4000", "rtx-a5000"], "8.6"), "jetson-agx-orin-64gb": "8.7", "jetson-agx-orin-32gb": "8.7",
     **dict.fromkeys(["rtx-4080", "rtx-4080-super", "rtx-4060-ti-16gb", "rtx-6000-ada", "l40", "rtx-4060", "rtx-4060-ti-8gb"], "8.9"),
-    **dict.fromkeys(["rtx-4070", "rtx-4070-ti", "rtx-4000-ada"], "8.9"), "dgx-spark": "12.1",
+    **dict.fromkeys(["rtx-4070", "rtx-4070-ti", "rtx-4000-ada"], "8.9"), "dgx-spark": "12.1", "jetson-agx-thor": "11.0",
     **dict.fromkeys(["rtx-5060-ti-16gb", "rtx-5060-ti-8gb", "rtx-5060", "rtx-5070", "rtx-5070-ti", "rtx-5080"], "12.0"),
-    "rtx-pro-6000-blackwell": "12.0", "rtx-pro-6000-blackwell-workstation": "12.0",
+    "rtx-pro-6000-blackwell": "12.0", "rtx-pro-6000-blackwell-workstation": "12.0", "jetson-orin-nx-16gb": "8.7", "jetson-orin-nano-super": "8.7",
 }  # fmt: skip
 
 
