@@ -137,6 +137,8 @@ OLD_CELLS = re.sub(r" \(  8192 cells.*", " KV self size", logs.LLAMA_CPP).replac
 SHORT = logs.LLAMA_CPP_FAILED.replace("262144", "8192").replace("32768.00", "1024.00")
 TOKENS = re.sub("Available KV.*", "", logs.V1_0_28)
 AVAILABLE, H20 = "INFO [gpu_worker.py:298] Available KV cache memory: {} GiB\n", "--gpu h20 --model {} --context {}"
+WEIGHTS, SIZE = "INFO Model loading took {} GiB\n", "INFO GPU KV cache size: {} tokens\n"
+H100, L4 = "--gpu h100 --model {} --context {}", "--gpu l4 --model llama-3.1-8b --context {}"
 HYBRID = "INFO GPU KV cache size: 290,864 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 33.04x\n"
 RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 
@@ -174,12 +176,25 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "its KV cache fits 17 users of 65,536 tokens, not 20.", "17 by the log, "),
         (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256. It fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
         (re.sub("GPU KV.*", "", TOKENS), "", "the log has no size of the KV cache.", "users of 40,960 tokens that fit: 1 predicted"),
+        # without flags: half of 27.59 GiB of weights; 178,880 tokens of 94 · 4 · 128 · 2 · 2 bytes are 32.1 GiB, a quarter is 8.02 GiB
+        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", " or `--max-model-len 81408`."),
+        (AVAILABLE.format(8.11) + SIZE.format("178,880"), H100.format("qwen3-235b-a22b-fp8", "8k"), "tp 4, the smallest with the logged cache", "4× h100-sxm"),
+        (WEIGHTS.format(20), H100.format("qwen3-235b-a22b-fp8", "8k"), "names no tensor-parallel size: tp 1 is assumed; add --tp", "1× h100-sxm"),
+        # 23,648 · 128 KiB and 0.03 of 23.67 GiB are 3.6 GiB of 3.54; 1.71 and 0.05 of 79.18 GiB are 5.67 of 5.07; 13.26 and 0.066 of 78.5 are 18.44 of 4 · 32,768 · 144 KiB
+        (logs.V0_6_3.split("ValueError: ")[1], "--model llama-3.1-8b --gpu rtx3090", "are left. It fits with `--gpu-memory-utilization 0.95` or `--max-model-len 23552`.", "0 by the log, 1 predicted"),
+        (AVAILABLE.format(1.71), H100.format("gpt-oss-120b", "128k"), "0 users of 131,072 tokens, not 1. It fits with `--gpu-memory-utilization 0.97`", "0 by the log"),
+        (logs.SGLANG.replace("26.63", "6.63"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4. It fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
+        (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960. It fits with `--max-model-len 65536`.", "vllm serve"),
+        # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
+        ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "its KV cache fits 4 users of 8,192 tokens.", "4 logged"),
+        ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "its KV cache fits 4 users of 4,096 tokens.", "4 by the log"),
+        (logs.V0_7_3.split("267] ")[3].partition("\n")[0], L4.format("4k"), "2.39 GiB of KV cache fit 4 users of 4,096 tokens.", "4 by the log"),
     ],
 )  # fmt: skip
 def test_the_first_sentence_has_figures(kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str) -> None:
     (tmp_path / "server.log").write_text(text, encoding="utf-8")
-    shown = kvcalc("diagnose", str(tmp_path / "server.log"), *more.split()).joined
-    assert remedy in shown.replace("\\ ", "").partition(first)[2]
+    answer = kvcalc("diagnose", str(tmp_path / "server.log"), *more.split())
+    assert remedy in f"{answer.err} {answer.joined}".replace("\\ ", "").partition(first)[2]
 
 
 def test_pools_and_states_of_sglang_are_one_cache(diagnosed: Any) -> None:
@@ -214,6 +229,12 @@ def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tm
     assert [round(r["logged_bytes"] / GIB, 2) for r in records if r["term"] == "weights"] == [17.22, 15.33, 27.52, 27.52, 5.6]
     assert {r["boot"] for r in diagnosed(logs.V1_0_14 + logs.V1_0_28, "--boot", "2")} == {2}
     assert "boot 1 of 2, lines 1 to" in kvcalc(f"diagnose {tmp_path}/server.log").joined
+    # two engines of data parallelism each log that they are initialised
+    line = "(EngineCore_DP{} pid={}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: "
+    line += logs.config("Qwen/Qwen3-8B", 4096) + "\n"
+    head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n" + line.format(0, 8)
+    assert {r["boot"] for r in diagnosed(head + line.format(1, 9))} == {1}
+    assert {r["boot"] for r in diagnosed(head + line.format(0, 9))} == {1, 2}
 
 
 def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> None:
@@ -246,20 +267,13 @@ RAY = re.sub(r"\(VllmWorker TP(\d) pid=", r"(RayWorkerWrapper ip=10.0.0.\1, pid=
     ],
     ids=["CRLF", "UTF-16", "BOM", "compose", "docker", "ray", "latin", "kubernetes"],
 )  # fmt: skip
-def test_however_a_log_was_kept_it_says_the_same(diagnosed: Any, kvcalc: Run, tmp_path: Path, data: bytes) -> None:
+def test_however_a_log_was_kept(diagnosed: Any, kvcalc: Run, tmp_path: Path, monkeypatch: Any, data: bytes) -> None:
     path = tmp_path / "kept.log"
     path.write_bytes(data)
-    found = kvcalc("diagnose", str(path), "--format", "json").records
-    assert [r | {"log": ""} for r in found] == [r | {"log": ""} for r in diagnosed(logs.V1_0_10)]
-
-
-def test_ranks_of_one_boot_are_one_boot(diagnosed: Any) -> None:
-    """Two engines of data parallelism each log that they are initialised."""
-    line = "(EngineCore_DP{} pid={}) INFO [core.py:77] Initializing a V1 LLM engine (v0.11.0) with config: "
-    line += logs.config("Qwen/Qwen3-8B", 4096) + "\n"
-    head = "INFO [api_server.py:1] vLLM API server version 0.11.0\nNVIDIA L40S\n" + line.format(0, 8)
-    assert {r["boot"] for r in diagnosed(head + line.format(1, 9))} == {1}
-    assert {r["boot"] for r in diagnosed(head + line.format(0, 9))} == {1, 2}
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    for name in (str(path), "-"):
+        found = kvcalc("diagnose", name, "--format", "json").records
+        assert [r | {"log": ""} for r in found] == [r | {"log": ""} for r in diagnosed(logs.V1_0_10)]
 
 
 def test_of_ranks_the_fullest_counts(diagnosed: Any) -> None:
@@ -296,16 +310,11 @@ def test_llama_cpp_keeps_what_its_log_says(diagnosed: Any, kvcalc: Run, tmp_path
     cache = next(r for r in diagnosed(text) if r["term"] == "cache")
     assert cache["predicted_bytes"] == cache["logged_bytes"] == 4 * 8192 * 32 * 2 * 1024 * 34 // 32 == 2176 * MIB
     assert diagnosed(text)[-1]["command"].endswith("--ubatch-size 512 --cache-type-k q8_0 --cache-type-v q8_0")
-    narrow = (
-        "\nllama_kv_cache: size = 512.00 MiB (  1024 cells,  32 layers,  4/4 seqs), K (q8_0): 256.00 MiB, V (q8_0): 256.00 MiB\n"
-    )
-    for log, cells in ((text, "32,768"), (text + narrow, "32,768"), (text.replace("4/4 seqs", "4 seqs"), "8,192")):
-        (tmp_path / "server.log").write_text(log, encoding="utf-8")
-        assert f"{cells} tokens in the cache" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
-
-
-def test_a_started_llama_cpp_serves_no_more_users_than_it_has_slots(diagnosed: Any) -> None:
-    """Four slots of 8,192 tokens, whatever memory is still free; one slot of 32,768 tokens for one user."""
+    narrow = next(line for line in text.splitlines() if "8192 cells" in line).replace("8192", "1024")
+    for log, cells in ((text, 32768), (text + narrow, 32768), (text.replace("4/4 seqs", "4 seqs"), 8192)):
+        diagnosed(log)
+        assert f"{cells:,} tokens in the cache" in kvcalc("diagnose", str(tmp_path / "server.log")).joined
+    # four slots of 8,192 tokens, whatever memory is still free; one slot of 32,768 tokens for one user
     text = logs.LLAMA_CPP
     assert [diagnosed(text, "--context", n)[-1]["max_num_seqs"] for n in ("4k", "8k", "32k")] == [4, 4, 0]
     one = text.replace("n_seq_max     = 4", "n_seq_max     = 1").replace("8192 cells", "32768 cells").replace("4/4", "1/1")
@@ -314,22 +323,13 @@ def test_a_started_llama_cpp_serves_no_more_users_than_it_has_slots(diagnosed: A
 
 def test_a_count_below_zero_is_none(diagnosed: Any) -> None:
     assert diagnosed(logs.V1_0_28.replace("size: 75,824", "size: -75,824"))[-1]["tokens"] is None
-    text = logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)")
-    assert diagnosed(text, "--gpu", "t4")[0]["term"] == "share that the engine takes"
-
-
-def test_standard_input(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(logs.NO_BLOCKS.encode())))
-    assert kvcalc("diagnose - --format json").records[-1]["failure"] == "no_blocks"
+    assert diagnosed(logs.V0_7_3.replace("(14.74GiB)", "(-14.74GiB)"), "--gpu", "t4")[0]["term"] == "share that the engine takes"
 
 
 def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnosed: Any, tmp_path: Path) -> None:
     """14.99 + 50 GiB in 0.92 of the memory: a GPU of 80 GB has more memory, a GPU of 40 GB has less and gets a warning."""
-    text = (
-        "INFO [api_server.py:1] vLLM API server version 0.11.0\n"
-        "INFO [utils.py:1] non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\n"
-        "INFO [gpu_model_runner.py:1] Model loading took 14.99 GiB\nINFO [gpu_worker.py:1] Available KV cache memory: 50.00 GiB\n"
-    )
+    text = "INFO vLLM API server version 0.11.0\nINFO non-default args: {'model': 'meta-llama/Llama-3.1-8B'}\n"
+    text += WEIGHTS.format(14.99) + AVAILABLE.format(50)
     rest = "other memory, not itemised"
     assert gib(diagnosed(text, "--gpu", "a100-80gb"), rest) == pytest.approx(0.9 * 79.25 - 64.99, abs=0.5)
     assert rest not in {record["term"] for record in diagnosed(text, "--gpu", "a100-40gb-pcie")}
@@ -343,7 +343,7 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
         (b"", "is empty"),
         (b"[TensorRT-LLM] TensorRT LLM version: 1.0.0\n", "For TensorRT-LLM, use `kvcalc fit MODEL --gpu GPU --engine trtllm`"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
-        (b"vLLM API server version 0.11.0\n", "has no start-up"),
+        (b"vLLM API server version 0.11.0\n", "or a line with the size of the KV cache, such as `GPU"),
         (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "such as --model qwen3-8b --gpu h100"),
         (b"non-default args: {'model': '/mnt/m'}\nModel loading took 3 GiB\n", "is not a known model. Add --model and"),
     ],

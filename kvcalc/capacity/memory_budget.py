@@ -386,7 +386,8 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         version: The engine's version in the log; "" if not stated.
         weights_beyond_bytes: Logged minus predicted bytes of the weights. The difference applies
             only to the logged model with equal weight format and ranks.
-        beside_beyond_bytes: Logged minus predicted bytes of activation and overhead together.
+        beside_beyond_bytes: Logged minus predicted bytes of activation and overhead together. For
+            SGLang, predicted minus logged bytes of weights and cache.
         others_bytes: Memory of other processes on the GPU.
     """
 
@@ -421,8 +422,12 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             and self.pipeline_parallel_size == start.ranks.pp
         )
         correction = maximum(-terms.working_bytes, self.beside_beyond_bytes)
+        language = terms.language + self.weights_beyond_bytes * is_same
+        if self.engine == "sglang":  # other memory does not reduce its cache
+            language += self.beside_beyond_bytes
+            correction = 0
         return terms._replace(
-            language=max(0, terms.language + self.weights_beyond_bytes * is_same),
+            language=max(0, language),
             overhead=terms.overhead | nonzero({"beyond the rules, as logged": correction}),
         )
 

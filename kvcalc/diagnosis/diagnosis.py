@@ -2,14 +2,18 @@
 
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.diagnosis.log_reader import Boot, find_gpu, unified_memory, with_memory
+from kvcalc.diagnosis.log_reader import Boot, find_gpu, unified_memory
 from kvcalc.errors import UserError
+from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.checkpoints import checkpoint
 from kvcalc.library.load import load_gpu
 from kvcalc.records import Settings
@@ -32,6 +36,8 @@ ITEM_NAMES = {
     "host_cache": "in the host's memory: cache",
 }
 OUTSIDE_CACHE = ("activations", "libraries")
+BLOCK_TOKENS = 16  # vLLM's default block size
+TOLERANCE = 0.02  # relative difference of sizes that match; half of a tensor's bytes does not
 
 
 class MemoryItem(NamedTuple):
@@ -103,20 +109,20 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
     )
     values = command.settings | overrides
     release = re.match(r"\d+\.\d+(?:\.\d+)?", boot.version)
-    if release and boot.engine != "llama.cpp":
+    if release:  # a build of llama.cpp begins with a letter
         values["engine_version"] = release[0]
     command = command._replace(settings=values)
 
     gpu, remark = (load_gpu(gpu_name), "") if gpu_name else find_gpu(boot)
-    free = boot.figures.get("free")
-    if gpu.usable_share and not boot.memory and free is not None:
+    free = boot.size("free")
+    if gpu.usable_share and free and not boot.memory:
         boot.memory = unified_memory(gpu, free)
-        remark = (
-            f"a {boot.memory >> 30} GiB machine: {free / 2**30:.2f} GiB are free for its GPU"
-        )
-    deployment = command.deployment(with_memory(gpu, boot.memory))
-    predicted = fit(deployment, command.options)
-    _add_cache_bytes(boot, predicted)
+        remark = f"a {boot.memory >> 30} GiB machine: {format_bytes(free)} are free for its GPU"
+    gpu = replace(gpu, memory_bytes=boot.memory or gpu.memory_bytes)
+    command = _with_ranks(boot, command, gpu)
+    predicted = fit(command.deployment(gpu), command.options)
+    if "cache" not in boot.figures and (cache_bytes := _cache_bytes(boot, predicted)):
+        boot.figures["cache"] = boot.figures["computed_cache"] = cache_bytes
     items = _memory_items(boot, predicted)
     remarks = [*command.remarks, remark, _contradiction(boot, predicted, items)]
     return Diagnosis(
@@ -136,12 +142,11 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
     """
     names = [boot.model]
     if boot.title:
-        format_ = re.match(
-            r"(?:all )?([A-Z]+[0-9]*[A-Z0-9_]*)(?: - (Small|Medium|Large))?", boot.file_type
-        )
-        size = f"_{format_[2][0]}" if format_ and format_[2] else ""
-        words = [*boot.title.split(), f"{format_[1]}{size}".lower() if format_ else ""]
-        names.append("-".join(filter(None, words)))
+        format_ = re.match(r"(?:all )?([A-Z]+[0-9]*[A-Z0-9_]*)(?: - ([SML]))?", boot.file_type)
+        words = boot.title.split()
+        if format_:
+            words.append("_".join(filter(None, format_.groups())).lower())
+        names.append("-".join(words))
     for name in filter(None, names):
         try:
             if "/" not in checkpoint(name).name:
@@ -158,19 +163,45 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
     return boot.model
 
 
-def _add_cache_bytes(boot: Boot, predicted: Fit) -> None:
-    """Compute the bytes of the cache if the log states only its tokens or its concurrency. They
-    are the figures "cache" and "computed_cache".
+def _with_ranks(boot: Boot, command: Command, gpu: Gpu) -> Command:
+    """Return the command line with a tensor-parallel size. If the log states none, it is the
+    smallest that predicts the logged weights, or without weights the logged bytes per token of the
+    cache. A remark states it.
+
+    Example: 13.95 GiB are half of the weights of a model with 27.59 GiB, so the size is 2.
+    """
+    settings = command.settings
+    if boot.engine == "llama.cpp" or "tp" in settings:
+        return command
+    remark = "the log names no tensor-parallel size: tp 1 is assumed; add --tp"
+    with suppress(UserError):  # the size does not divide the heads
+        for tp in (1, 2, 4, 8):
+            ranked = command._replace(settings=settings | {"tp": tp})
+            result = fit(ranked.deployment(gpu), ranked.options)
+            name, size = "weights", result.budget.weights
+            if name not in boot.figures:
+                name, size = "cache", _cache_bytes(boot, result)
+            if abs(boot.size(name) - size) < TOLERANCE * size:
+                remark = f"tp {tp}, the smallest with the logged {name}: --tp overrides it"
+                command = ranked
+                break
+    return command._replace(remarks=(*command.remarks, remark))
+
+
+def _cache_bytes(boot: Boot, predicted: Fit) -> int:
+    """Return the bytes of one GPU's cache that stores the logged tokens or concurrency; 0 if the
+    log has neither.
 
     If layers have windows or states, vLLM before 0.21 logs too few tokens, but the right
     concurrency. So the larger of concurrency and tokens ÷ max_model_len counts. Example: the
     concurrency is 33.04, and a request needs 45 blocks of 49 MiB. The cache has 71.15 GiB.
     """
     plan, length = predicted.plan, predicted.length
-    requests = max(boot.concurrency, boot.counts.get("tokens", 0) / length)
-    if requests and "cache" not in boot.figures:
-        cache_bytes = requests * (plan.needed(1, length) - plan.needed(0, 0))
-        boot.figures["cache"] = boot.figures["computed_cache"] = cache_bytes
+    requests = max(
+        boot.concurrency,
+        boot.counts.get("tokens", BLOCK_TOKENS * boot.counts.get("blocks", 0)) / length,
+    )
+    return round(requests * (plan.needed(1, length) - plan.needed(0, 0)))
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
@@ -180,7 +211,7 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
     If the log does not separate activations from other memory, their prediction is one item too.
     """
     is_vllm, budget = boot.engine == "vllm", predicted.budget
-    logged = {name: round(size) for name, size in boot.figures.items()}
+    logged = boot.figures.copy()
     overhead = dict(predicted.terms.overhead)
     if boot.memory:
         logged["memory"] = boot.memory
@@ -235,14 +266,12 @@ def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> 
 
 
 def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> LogCorrections:
-    """Return the logged bytes minus the predicted bytes. Only vLLM logs all its memory. If the log
-    states no weights, the difference of the cache is one of the other memory."""
-    weights = items["weights"].logged
+    """Return the logged bytes minus the predicted bytes. If the log states no weights, the
+    difference of the cache is one of the other memory. llama.cpp's cache is not the rest."""
+    weights = items["weights"].difference or 0
     difference = 0
-    if boot.engine == "vllm" and "cache" in boot.figures:
-        difference = predicted.budget.share - boot.size("cache")
-        difference -= weights or predicted.budget.weights
-        difference -= predicted.terms.working_bytes
+    if boot.engine != "llama.cpp" and "cache" in boot.figures:
+        difference = predicted.budget.cache - boot.size("cache") - weights
     ranks = predicted.ranks
     return LogCorrections(
         engine=boot.engine,
@@ -254,7 +283,7 @@ def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> Lo
         tensor_parallel_size=ranks.tp,
         pipeline_parallel_size=ranks.pp,
         version=boot.version[:40],
-        weights_beyond_bytes=weights - predicted.budget.weights if weights else 0,
+        weights_beyond_bytes=weights,
         beside_beyond_bytes=difference,
         others_bytes=items.get("before", MemoryItem(None, None)).logged or 0,
     )

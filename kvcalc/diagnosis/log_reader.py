@@ -41,9 +41,16 @@ ENGINE_MARKS = re.findall(
     vllm: vllm/
     vllm: GPU KV cache size
     vllm: GPU memory utilization
+    vllm: Maximum concurrency for
+    vllm: GPU blocks:
+    vllm: cuda blocks:
+    vllm: for KV Cache
+    vllm: kv_cache_size=
     vllm: stored in KV cache
     vllm: KV cache is needed
     vllm: LLM engine with config
+    sglang: KV Cache is allocated.
+    sglang: max_total_num_tokens=
     torch: out of memory. Tried to allocate
     """,
 )
@@ -94,6 +101,8 @@ PATTERNS = {
         reserved <cache> GiB memory for KV Cache as specified
         Initial free memory:? <free> GiB
         GPU KV cache size: <tokens> tokens
+        GPU blocks: <blocks>,
+        cuda blocks: <blocks>,
         Overriding num_gpu_blocks.{0,80}num_gpu_blocks_override=<num_gpu_blocks_override>
         Maximum concurrency for <max_model_len> tokens per request: <concurrency>x
         Graph capturing finished in [\d.]+ secs?, took <graphs> GiB
@@ -113,7 +122,7 @@ PATTERNS = {
             than the available KV cache memory \(<cache> Gi?B\)(?P<too_long>)
         estimated maximum model length is <longest>
         max seq len \(<max_model_len>\) is larger than the maximum number of tokens that can be \
-            stored in KV cache \(<longest>\)(?P<too_long>)
+            stored in KV cache \((?=<tokens>)<longest>\)(?P<too_long>)
         out of memory occurred when warming up sampler(?P<outside_share>)
         Waiting: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
         Pending: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
@@ -172,7 +181,7 @@ TORCH_PATTERNS = r"""
         out of memory\. Tried to allocate (?P<out_of_memory>)
         out of memory\. Tried to allocate <allocation> GiB
         out of memory\. Tried to allocate <allocation_mib> MiB
-        out of memory\. Tried to allocate .{0,80} total capacity of <capacity> GiB
+        out of memory\. Tried to allocate .{0,80} total capacity of <memory> GiB
         total capacity of .{1,20} of which <unused> GiB is free
         total capacity of .{1,20} of which <unused_mib> MiB is free
         this process has <own> GiB memory in use
@@ -188,7 +197,6 @@ GPU_NAME = re.compile(
     r"Tesla[ _][A-Z]\d[\w.-]{1,20}|AMD[ _]Instinct[ _]MI\d{2,3}[A-Z]?|"
     r"Apple M\d(?: (?:Pro|Max|Ultra))?|GeForce RTX \d{4}(?: Ti| SUPER)?"
 )
-GPU_MAKERS = ("NVIDIA", "GeForce", "Tesla", "Instinct", "Apple M")
 
 
 @cache
@@ -266,7 +274,7 @@ class Boot(msgspec.Struct):
     file_type: str = ""
     memory: int = 0
     flags: Settings = {}
-    figures: dict[str, float] = {}
+    figures: dict[str, int] = {}
     buffers: dict[tuple[str, str], int] = {}
     concurrency: float = 0
     counts: dict[str, int] = {}
@@ -283,11 +291,11 @@ class Boot(msgspec.Struct):
         Args:
             name: Key of the item in `figures`, such as "weights" or "cache".
         """
-        return round(self.figures.get(name, 0))
+        return self.figures.get(name, 0)
 
 
 def find_gpu(boot: Boot) -> tuple[Gpu, str]:
-    """Return the GPU model that a log names, with the logged memory, and a remark for the user.
+    """Return the GPU model that a log names, and a remark for the user.
 
     If the log has no known name, the GPU preset with this memory is used, which the remark states.
     Otherwise, the remark is "".
@@ -300,7 +308,7 @@ def find_gpu(boot: Boot) -> tuple[Gpu, str]:
     """
     name, memory = boot.gpu, boot.memory
     if preset := driver_gpu(name, memory):
-        return with_memory(preset, memory), ""
+        return preset, ""
     gpus = [
         gpu
         for gpu in map(load_gpu, USUAL_GPUS.split())
@@ -315,7 +323,7 @@ def find_gpu(boot: Boot) -> tuple[Gpu, str]:
         problem = f"the log names no GPU, and {size} can be {names}"
         raise UserError(problem, f"Add --gpu, such as --gpu {gpus[0].name}")
     remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
-    return with_memory(gpus[0], memory), remark
+    return gpus[0], remark
 
 
 def unified_memory(gpu: Gpu, free_bytes: float) -> int:
@@ -329,24 +337,17 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
         free_bytes: Bytes that the log states as free for the GPU.
     """
     sizes = (int(gib) << 30 for gib in MACHINE_GIB.split())
-    fitting = (size for size in sizes if with_memory(gpu, size).usable_bytes >= free_bytes)
+    fitting = (
+        size for size in sizes if replace(gpu, memory_bytes=size).usable_bytes >= free_bytes
+    )
     return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
-
-
-def with_memory(gpu: Gpu, memory: int) -> Gpu:
-    """Return a copy of a GPU preset with the total memory that a log states.
-
-    Args:
-        gpu: The GPU preset.
-        memory: Total memory of one GPU in bytes; 0 if unknown, which leaves the preset unchanged.
-    """
-    return replace(gpu, memory_bytes=memory) if memory else gpu
 
 
 MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50
 MAX_FILE_BYTES = 1 << 50
 FIRST_LINE = """\
-Give the log from its first line on, at most 64 MiB. For TensorRT-LLM, use \
+Give the log from its first line on, at most 64 MiB, or a line with the size of the KV cache, such \
+as `GPU KV cache size: 75,824 tokens`. For TensorRT-LLM, use \
 `kvcalc fit MODEL --gpu GPU --engine trtllm`"""
 MAX_EARLIER_LINES = 200  # read before the first line that identifies the engine
 _ESCAPES = re.compile(
@@ -369,7 +370,7 @@ FLAG_NUMBERS = """
 """
 FLAG_TEXTS = "cache_type_k cache_type_v flash_attn kv_unified"
 FLAG_VALUES = {"true": True, "false": False, "0": "off", "disabled": "off"}
-COUNTS = "tokens full_tokens longest"
+COUNTS = "tokens full_tokens longest blocks"
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
@@ -384,7 +385,7 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     Raises:
         UserError: The file is not text or has no start of a known engine.
     """
-    data, is_cut = _read_bytes(name)
+    data = _read_bytes(name)
     place = "standard input" if name == "-" else name
     if not data.strip():
         raise UserError("is empty", where=place)
@@ -392,17 +393,17 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
     if encoding == "utf-8" and b"\0" in data[:4096]:
         raise UserError("is not a log in text", where=place)
-    boots = _split_boots(data.decode(encoding, errors="replace"))
+    boots = _split_boots(data[:MAX_BYTES].decode(encoding, errors="replace"))
     if not boots:
         raise UserError("has no start-up of vLLM, SGLang or llama.cpp", FIRST_LINE, place)
-    remarks = [f"{place}: only the first 64 MiB are read"] if is_cut else []
+    remarks = [f"{place}: only the first 64 MiB are read"] if len(data) > MAX_BYTES else []
     if len(boots) > MAX_BOOTS:
         remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
     return boots[-MAX_BOOTS:], remarks
 
 
-def _read_bytes(name: str) -> tuple[bytes, bool]:
-    """Return at most MAX_BYTES of a file or standard input, and whether more bytes follow."""
+def _read_bytes(name: str) -> bytes:
+    """Return at most MAX_BYTES of a file or standard input, and one more byte if more follow."""
     if name == "-":
         if sys.stdin is None:
             raise UserError("is closed", where="standard input")
@@ -415,7 +416,7 @@ def _read_bytes(name: str) -> tuple[bytes, bool]:
         except OSError as error:
             problem = (error.strerror or "error").lower()
             raise UserError(f"cannot be read: {problem}", where=name) from None
-    return data[:MAX_BYTES], len(data) > MAX_BYTES
+    return data
 
 
 def _split_boots(text: str) -> list[Boot]:
@@ -448,7 +449,11 @@ def _split_boots(text: str) -> list[Boot]:
         boots[-1].lines = boots[-1].lines[0], index + 1
     for boot in boots:
         _complete_figures(boot)
-    return [boot for boot in boots if boot.model or boot.figures or boot.counts or boot.failure]
+    return [
+        boot
+        for boot in boots
+        if boot.model or boot.figures or boot.counts or boot.failure or boot.concurrency
+    ]
 
 
 def _begins_boot(boot: Boot, line: str) -> bool:
@@ -486,9 +491,8 @@ def _read_line(boot: Boot, line: str) -> None:
                 # figures of a draft do not count
                 if value is not None and (not boot.has_draft or name in FAILURES.split()):
                     _record(boot, name, value.strip(), match)
-    if not boot.gpu and any(maker in line for maker in GPU_MAKERS):
-        name_match = GPU_NAME.search(line)
-        boot.gpu = name_match[0].replace("_", " ") if name_match else ""
+    if not boot.gpu and (name_match := GPU_NAME.search(line)):
+        boot.gpu = name_match[0].replace("_", " ")
 
 
 def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
@@ -522,12 +526,10 @@ def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
 def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) -> None:
     """Record a number as memory, count, flag or figure. Negative counts and flags are ignored."""
     is_mib = boot.engine == "llama.cpp" or name.endswith("_mib")
-    size = value * (MIB if is_mib else GIB)
+    size = round(value * (MIB if is_mib else GIB))
     name = name.removesuffix("_mib")
     if name == "memory":
-        boot.memory = round(size)
-    elif name == "capacity":
-        boot.memory = boot.memory or round(size)
+        boot.memory = max(0, size)
     elif name == "concurrency":
         boot.concurrency = value
     elif name in COUNTS.split():
@@ -540,14 +542,15 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
         select = min if name in SMALLEST_FIGURES.split() else max
         boot.figures[name] = select(size, boot.figures.get(name, size))
     elif match["device"].startswith(HOST_DEVICES):
-        boot.figures[f"host_{name}"] = boot.figures.get(f"host_{name}", 0) + round(size)
+        boot.figures[f"host_{name}"] = boot.figures.get(f"host_{name}", 0) + size
     else:
         key = name, match["device"]
-        boot.buffers[key] = boot.buffers.get(key, 0) + round(size)
+        boot.buffers[key] = boot.buffers.get(key, 0) + size
 
 
 def _record_arguments(boot: Boot, name: str, text: str) -> None:
-    """Record the engine's arguments, as Python printed them."""
+    """Record the engine's arguments, as Python printed them. Without a tensor-parallel size, it is
+    1."""
     text = text.replace("max_seq_len=", "max_model_len=").replace("=torch.", "=")
     for argument, value in _parse_arguments(text):
         if name == "config" and argument not in CONFIG_ARGUMENTS.split():
@@ -570,6 +573,7 @@ def _record_arguments(boot: Boot, name: str, text: str) -> None:
         elif not isinstance(value, bool):
             with suppress(UserError):
                 boot.flags.setdefault(flag.name, flag.read(value))
+    boot.flags.setdefault("tp", 1)
 
 
 @cache
@@ -602,13 +606,13 @@ def _complete_figures(boot: Boot) -> None:
     tokens of the cache only as `n_ctx`. vLLM and SGLang allocate nothing in their share after the
     cache, so a later allocation fails outside the share.
     """
-    if boot.engine == "vllm" and boot.version.startswith(V0_RELEASES):
+    if boot.version.startswith(V0_RELEASES):
         boot.is_v0 = True
     figures = boot.figures
-    weights = figures.get("weights")
-    if weights is not None and "torch_peak" in figures:
+    weights = boot.size("weights")
+    if weights and "torch_peak" in figures:
         figures.setdefault("activations", max(0, figures.pop("torch_peak") - weights))
-    if weights is not None and "consumed" in figures:
+    if weights and "consumed" in figures:
         figures.setdefault("libraries", figures["consumed"] - weights)
     if "own" in figures:
         figures["available"] = figures["own"] + boot.size("unused")
@@ -621,10 +625,8 @@ def _complete_figures(boot: Boot) -> None:
             figures["cache"] = cache_bytes + boot.size("conv_states") + boot.size("ssm_states")
     for (item, _), size in boot.buffers.items():
         figures[item] = max(size, figures.get(item, 0))
-    boot.memory = max(0, boot.memory)
-    is_llama_cpp = boot.engine == "llama.cpp"
-    if is_llama_cpp and "cells" in boot.flags and not boot.failure:
+    if "cells" in boot.flags and not boot.failure:
         boot.counts.setdefault("cells", boot.flags["cells"])
     has_cache = "cache" in figures or "tokens" in boot.counts
-    if boot.failure == "out_of_memory" and has_cache and not is_llama_cpp:
+    if boot.failure == "out_of_memory" and has_cache and boot.engine != "llama.cpp":
         boot.failure = "outside_share"

@@ -97,7 +97,8 @@ class Adviser(NamedTuple):
     def start(self) -> ConfigChange:
         """Return the logged start as a `ConfigChange` (deployment and options), to add changes.
 
-        llama.cpp gets flash attention, and a slot of the required length for each user.
+        A longer max_model_len is set if the users need it. llama.cpp gets flash attention, and a
+        slot of the required length for each user.
         """
         predicted = self.diagnosis.predicted
         # an engine's command line for one user has no option of kvcalc for the users
@@ -105,10 +106,11 @@ class Adviser(NamedTuple):
         start = ConfigChange.of(replace(predicted, options=options))
         if options.flash_attn == "off":
             start = start.changed(flash_attn="on")
-        if options.engine != "llama.cpp":
+        if options.engine == "llama.cpp":
+            start = start.changed(max_num_seqs=max(self.users, options.max_num_seqs or 1))
+        elif self.tokens <= predicted.length:
             return start
-        slots = max(self.users, options.max_num_seqs or 1)
-        return start.changed(max_num_seqs=slots, max_model_len=self.tokens)
+        return start.changed(max_model_len=self.tokens)
 
     def with_users(self, change: ConfigChange, users: int, tokens: int) -> ConfigChange:
         """Return a copy of a changed start that requires this number of users of this length.
@@ -185,9 +187,7 @@ class Adviser(NamedTuple):
         Args:
             change: A change with which the required users fit.
         """
-        length = max(
-            change.options.max_model_len or self.diagnosis.predicted.length, self.tokens
-        )
+        length = change.options.max_model_len or self.diagnosis.predicted.length
         if not self.logged(change, self.users, length).fits:
             length = self.tokens
             change = change.changed(max_model_len=length)
@@ -261,10 +261,13 @@ class Adviser(NamedTuple):
         start, options, deployment = self.start, self.start.options, self.start.deployment
         is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
         boot, predicted = self.diagnosis.boot, self.diagnosis.predicted
+        is_outside, max_num_seqs = boot.failure == "outside_share", predicted.max_num_seqs
+        if not is_outside and self.fits(start):
+            yield [start]
+            return
         if self.tokens < predicted.length and boot.failure:
             yield [start.changed(max_model_len=self.tokens)]
         yield self.shares(start)
-        is_outside, max_num_seqs = boot.failure == "outside_share", predicted.max_num_seqs
         allocation, unused = boot.size("allocation"), boot.size("unused")
         if is_vllm or is_outside:
             yield (
@@ -272,8 +275,7 @@ class Adviser(NamedTuple):
                 for count in _halves(max_num_seqs, max(self.users, MIN_SEQUENCES))
                 if count * allocation <= max_num_seqs * unused
             )
-        yield [start]
-        if is_outside or self.fits(start):
+        if is_outside:
             return
         tokens = predicted.settings.max_num_batched_tokens
         yield (
@@ -425,16 +427,14 @@ def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSu
     with suppress(UserError):  # none or several GPUs have this memory
         gpu_name = gpu or find_gpu(boot)[0].name
     known = {"memory": boot.memory, "missing": boot.size("needed") - boot.size("cache")}
-    sizes = boot.figures | {"memory": boot.memory}
+    sizes = boot.figures | known
     return DiagnosisSummary(
         boot=boot,
         model=printable(model or boot.model, 80),
         gpu=gpu_name,
         gpus=prod(int(boot.flags.get(ranks) or 1) for ranks in ("tp", "pp", "dp")),
         items={
-            name: MemoryItem(round(sizes[name]), None)
-            for name in ITEM_NAMES
-            if sizes.get(name, 0) > 0
+            name: MemoryItem(sizes[name], None) for name in ITEM_NAMES if sizes.get(name, 0) > 0
         },
         outcome=choose_sentence(OUTCOMES, boot, known),
         capacity=problem,
@@ -474,7 +474,8 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     options = predicted.options
     tokens = context or predicted.length
     adviser = Adviser(diagnosis, max(1, users), tokens)
-    cache_bytes = 0 if boot.failure else max(0, boot.size("cache"))
+    is_unallocated = boot.failure in ("no_blocks", "out_of_memory", "weights")
+    cache_bytes = 0 if is_unallocated else max(0, boot.size("cache"))
     corrected = replace(
         options,
         from_log=diagnosis.corrections,
@@ -486,9 +487,9 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     num_users, capacity = _count_users(diagnosis, logged, tokens)
     is_requested = bool(users or context)
     is_running = not boot.failure or (is_requested and boot.has_started)
-    fits = is_running and num_users >= adviser.users
+    fits = is_running and num_users >= adviser.users and tokens <= predicted.length
     changes, remedy = [], ""
-    if logged.fits and boot.failure in ("no_blocks", "out_of_memory", "weights"):
+    if is_unallocated and logged.fits:
         remedy = choose_sentence(REMEDIES, boot, {"memory": boot.memory})
         available = boot.size("available") or boot.size("free")
         if 0 < available < predicted.gpu.usable_bytes - GIB:  # a CUDA context needs less
@@ -561,8 +562,9 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
 def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> str:
     """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
     missing memory."""
-    boot, budget = diagnosis.boot, diagnosis.predicted.budget
+    boot, predicted = diagnosis.boot, diagnosis.predicted
     if boot.failure:
+        budget = predicted.budget
         large_weights = budget.weights * (budget.weights > budget.memory)
         return choose_sentence(
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
@@ -571,6 +573,8 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
         return "The engine started, the log has no size of the KV cache."
     users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
     missed = f", not {count:,}" if count > sequences else ""
+    if not missed and tokens > predicted.length:
+        missed = f", above the engine's maximum of {predicted.length:,}"
     size = f"{format_bytes(boot.size('cache'))} of KV cache fit"
     if "computed_cache" in boot.figures:
         size = "its KV cache fits"
