@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.library import presets
-from kvcalc.library.load import hub_name, is_hub_name, load_model, locate, published
+from kvcalc.library.load import (
+    hub_name,
+    is_hub_name,
+    load_model,
+    locate,
+    published,
+    read_preset,
+)
 from kvcalc.model.model import Model
 from kvcalc.storage.formats import canonical, first_words
 from kvcalc.storage.ggml import mix_of
@@ -166,7 +173,8 @@ def _derived(org: str, base: str) -> Checkpoint | None:
     dtype = format_ = ""
     for _ in range(8):
         with suppress(UserError):
-            return Checkpoint(presets.find(stem, "models").stem, dtype, format_)
+            model = read_preset(presets.find(stem, "models"), stem)
+            return Checkpoint(model.name, dtype, format_)
         shorter, stated, stated_dtype = _shortened(stem)
         if shorter == stem:
             return None

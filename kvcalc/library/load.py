@@ -146,7 +146,7 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
     place = locate(name, "models")
     suffix = place.path.suffix.lower()
     if suffix in (".yaml", ".yml"):
-        model = read(place.path, Model)
+        model = read_preset(place.path, name)
     elif suffix == ".gguf":
         from kvcalc.library.gguf_model import read_gguf
 
@@ -158,7 +158,8 @@ def load_model(name: str, changes: list[str] | None = None) -> Model:
         model = read_config(place.path, changes)
         folder = place.path.parent if place.path.name == "config.json" else place.path
         model = with_file_bytes(model, read_from(folder), str(folder))
-    notes = (*model.notes, place.remark) if place.remark else model.notes
+    is_alias = model.name in model.checkpoints
+    notes = (*model.notes, place.remark) if place.remark and not is_alias else model.notes
     return replace(model, notes=notes, file="" if place.preset else name)
 
 
@@ -332,6 +333,26 @@ def read(path: Path, spec: type[Checked]) -> Checked:
     if problem:
         raise presets.located(problem, presets.split_path(key), str(path), lines)
     return result
+
+
+def read_preset(path: Path, name: str) -> Model:
+    """Return the model of a preset, with the names of the checkpoint that an alias means.
+
+    Example: `llama-2-13b-chat` is the preset llama-2-13b with the name of the chat model and its
+    name on the Hugging Face Hub.
+
+    Args:
+        path: The YAML file of the preset.
+        name: The name by which the preset was found.
+
+    Raises:
+        UserError: The file is invalid.
+    """
+    model = read(path, Model)
+    for alias, hub_id in model.checkpoints.items():
+        if key(alias) == key(name):
+            return replace(model, name=alias, huggingface_id=hub_id)
+    return model
 
 
 def changed(model: Model, **fields: object) -> Model:

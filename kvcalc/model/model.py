@@ -192,6 +192,8 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
         model_type: Name of the architecture in transformers or in a GGUF file. Behaviour that an
             engine has only for some models depends on it, and never on `name`.
         aliases: Other names of the preset.
+        checkpoints: Alias → name on the Hugging Face Hub of another checkpoint whose config gives
+            the same sizes, such as a chat model. The alias is then the name of the loaded model.
         huggingface_id: Name on the Hugging Face Hub; null if unknown.
         source: Documents from which the values were taken.
         published: Published parameter counts as text, such as parameters → 8.2B. Tests compare them
@@ -246,6 +248,7 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
     family: str = ""
     model_type: str = ""
     aliases: tuple[str, ...] = ()
+    checkpoints: dict[str, str] = {}
     huggingface_id: str | None = None
     source: tuple[Source, ...] = ()
     published: dict[str, str] = {}

@@ -170,8 +170,8 @@ _ASSUMED = {
 
 
 _ORDER = """
-    name family model_type aliases huggingface_id source published notes hidden_size vocab_size
-    max_context layers pattern kinds
+    name family model_type aliases checkpoints huggingface_id source published notes hidden_size
+    vocab_size max_context layers pattern kinds
 """
 
 

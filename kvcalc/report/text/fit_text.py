@@ -499,7 +499,7 @@ def is_measured_on(model: str, quality: str) -> bool:
         quality: Text on the score, which names the models that were measured.
     """
     published = quality.lower()
-    sizes = re.sub(r"-\d+(\.\d+)?b$", "", model)
+    sizes = re.sub(r"-\d+(\.\d+)?b(-instruct)?$", "", model)
     return model in published or ("all sizes" in published and sizes in published)
 
 
