@@ -315,4 +315,4 @@ def test_a_failure_names_the_preset_of_the_same_shape_or_similar_presets(kvcalc:
     assert (same.code, same.out, near.out) == (2, "", "") and same.err.endswith(
         "The preset qwen3-14b with --quantization awq needs no network\n"
     )
-    assert near.err.endswith(" to fetch the file. Did you mean olmo-3-32b, olmo-2-32b?\n")
+    assert near.err.endswith(" to fetch the file. Did you mean olmo-3.1-32b, olmo-2-32b?\n")
