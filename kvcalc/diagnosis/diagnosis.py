@@ -267,11 +267,16 @@ def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> 
 
 def _corrections(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> LogCorrections:
     """Return the logged bytes minus the predicted bytes. If the log states no weights, the
-    difference of the cache is one of the other memory. llama.cpp's cache is not the rest."""
+    difference of the cache is one of the other memory, and beyond it one of the weights. The cache
+    of llama.cpp is not the rest."""
     weights = items["weights"].difference or 0
     difference = 0
     if boot.engine != "llama.cpp" and "cache" in boot.figures:
         difference = predicted.budget.cache - boot.size("cache") - weights
+        working_bytes = predicted.terms.working_bytes
+        if items["weights"].logged is None and difference < -working_bytes:
+            weights = difference + working_bytes
+            difference = -working_bytes
     ranks = predicted.ranks
     return LogCorrections(
         engine=boot.engine,

@@ -294,7 +294,8 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
 
 def _longest_context_sentence(record: Record, best: Fit) -> str:
     """Return a sentence on the longest context, which is shorter than the model's maximum."""
-    users = f" of {best.sequences:,} users" * (best.sequences > 1)
+    low = record["low_num_seqs"] or best.sequences
+    users = f" of {low:,} users" * (low > 1)
     image = record.get("image_tokens", 0)
     is_short = (record.get("images") or 0) * image > best.length
     longest = (

@@ -157,7 +157,7 @@ def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
     models = " and ".join(distinct_values(totals, "model"))
     subject = f"A {PHASES[totals[0]['phase']]} of {models}"
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
-    fastest = f", the least with {fastest}" * bool(fastest)
+    fastest = f", the least with {fastest}" if fastest and " to " in span else ""
     return answer_sentence(f"{subject} takes {at_least}{span}{fastest}", limit, ffn)
 
 

@@ -378,7 +378,7 @@ def time_footnotes(records: Records) -> list[str]:
         accuracy.append(f"In 90% of measured runs, the error is at most {max(errors):.0%}.")
     share = max((r.get("uncalibrated_share") or 0.0 for r in predictions), default=0.0)
     if share >= MIN_MENTIONED_SHARE:
-        accuracy.append(f"Up to {share:.0%} is unmeasured time.")
+        accuracy.append(f"Up to {share:.0%} of the time is not measured.")
     reasons = [
         f"No measured kernel model of {engine} on {list_few(gpus)} exists."
         for engine, gpus in unmeasured.items()
