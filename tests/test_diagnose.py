@@ -335,6 +335,11 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
     assert rest not in {record["term"] for record in diagnosed(text, "--gpu", "a100-40gb-pcie")}
     said = kvcalc("diagnose", str(tmp_path / "server.log"), "--gpu", "a100-40gb-pcie").err
     assert "the log's weights and cache, 64.99 GiB, exceed the 35.54 GiB of a100-40gb-pcie: name the GPU with --gpu" in said
+    (tmp_path / "server.log").write_text(text.replace(WEIGHTS.format(14.99), "").replace("50", "21.54"))
+    assert (
+        "leaves 14.00 GiB of a100-40gb-pcie for 14.99 GiB"
+        in kvcalc("diagnose", str(tmp_path / "server.log"), "--gpu", "a100-40gb-pcie").err
+    )
 
 
 @pytest.mark.parametrize(

@@ -196,8 +196,7 @@ def test_cost_has_breakpoints(kvcalc: Run) -> None:
 
 
 def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None:
-    """Lengths 50 and 100 in slots of 1024: 1898 of 2048 slots are empty. In pages of 16, they need 64 + 112 slots for 150
-    tokens."""
+    """Lengths 50 and 100 in slots of 1024: 1898 of 2048 slots are empty. Pages of 16 need 64 + 112 slots for 150 tokens."""
     path = tmp_path / "lengths.txt"
     path.write_text("50\n100\n")
     line = "fit llama-3.1-8b --engine vllm --max-model-len 1024 --format json --lengths"

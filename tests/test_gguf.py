@@ -245,8 +245,7 @@ def test_windows_of_every_other_layer(tmp_path: Path) -> None:
     ],
 )
 def test_which_layers_have_a_window(family: str, period: int) -> None:
-    """The last layer of each period is full, with a period of six in Gemma 3. Phi-3 has no windows, although its files state
-    one."""
+    """The last layer of each period is full, with a period of six in Gemma 3. Phi-3 has no windows, but its files state one."""
     keys = {"general.architecture": family, f"{family}.block_count": 14, f"{family}.embedding_length": 256}
     fields = Fields(keys | {f"{family}.attention.sliding_window": 50}, "m.gguf")
     wide = 8192 if family == "llama4" else 50

@@ -256,7 +256,16 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
 
 def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> str:
     """Return a sentence if the logged weights and cache exceed the share of this GPU's memory, else
-    ''. The item "rest" then has no logged bytes, and is removed."""
+    ''. The item "rest" then has no logged bytes, and is removed. Without logged weights, the
+    predicted weights count."""
+    share, weights = predicted.budget.share, predicted.budget.weights
+    left = share - boot.size("cache")
+    is_known = boot.engine == "vllm" and "cache" in boot.figures
+    if is_known and items["weights"].logged is None and left < weights:
+        return (
+            f"the log's cache leaves {format_bytes(left)} of {predicted.gpu.name} for "
+            f"{format_bytes(weights)} of weights: check --gpu and --quantization"
+        )
     if "rest" not in items or items["rest"].logged is not None:
         return ""
     del items["rest"]

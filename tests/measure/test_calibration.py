@@ -77,8 +77,7 @@ def test_what_calibration_does_not_take(kvcalc: Run, more: str, what: str) -> No
 
 
 def test_its_rows_name_the_gpu_whose_laws_they_make(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and preset of one run belong together, and the rows are predicted. Time models of such small products
-    may be refused."""
+    """Rows and preset of one run belong together, and rows are predicted. Time models of such small products may be refused."""
     shapes = [Shape("gemm", "bfloat16", (m, 64 * n, 64)) for m in (1, 2, 4, 8) for n in (1, 2, 4)]
     monkeypatch.setattr("kvcalc.measure.calibration_rows.plan_shapes", lambda machine, gpu: shapes)
     monkeypatch.setenv("KVCALC_PRESETS", str(tmp_path))

@@ -115,8 +115,7 @@ def test_a_cached_prefix_is_said_beside_what_the_first_token_takes_without(kvcal
 
 
 def test_energy_is_full_power_over_the_tokens_of_the_request(kvcalc: Run) -> None:
-    """Four H100s at 700 W for the seconds of the request, divided by 3 × 50 tokens. There is no energy if no power is
-    published."""
+    """Four H100s at 700 W for the seconds of the request, by 3 × 50 tokens. There is no energy if no power is published."""
     (found,) = kvcalc(
         "latency llama-3.1-8b --gpu h100 --tp 4 --batch-size 3 --input-len 100 --output-len 50 --format json"
     ).records
