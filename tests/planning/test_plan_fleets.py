@@ -38,8 +38,7 @@ def test_starts_with_equal_keys_have_equal_terms(engine: str, version: str, mode
 
 
 def test_a_gpu_without_a_link_is_left_out_of_prompts_apart_alone() -> None:
-    """A Mac has no link to other machines: it is in the plan only without disaggregated prefill, with one remark
-    for all lengths."""
+    """A Mac has no link to other machines: it is in the plan only without disaggregated prefill, with one remark for all."""
     needs = [Requirement(rate=0.1, input_len=length, output_len=20) for length in (500, 900)]
     gpus = tuple(load_gpu(name) for name in ("h100", "apple-m4-max"))
     space = SearchSpace(models=(load_model("llama-3.2-1b"),), gpus=gpus, max_gpus=2, tp=(1,), pp=(1,), disaggregate=(False, True))

@@ -47,8 +47,7 @@ def test_a_request_by_hand() -> None:
 
 
 def test_prompts_stop_no_decodes() -> None:
-    """On one replica, a prompt of 100 tokens makes a decode pass 1 + 100/100 s. On separate replicas, decodes always take
-    1.01 s."""
+    """On one replica, a prompt of 100 tokens makes a decode pass 1 + 100/100 s. On separate replicas, decodes take 1.01 s."""
     rows = [(0.0, 1, 6), *((float(i), 100, 1) for i in range(1, 6))]
     clock = HandClock(1.0, 0.01)
     run = apart(*rows, clock=clock)

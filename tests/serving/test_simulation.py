@@ -107,8 +107,7 @@ def test_contiguous_reserves_and_paged_does_not() -> None:
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 @pytest.mark.parametrize("clients", [0, 1])
 def test_what_can_never_fit_is_rejected(policy: str, clients: int) -> None:
-    """A request ends with in + out − 1 cached tokens: 8 fit in 8, 9 do not. Requests beyond the maximum length do not fit
-    either."""
+    """A request ends with in + out − 1 cached tokens: 8 fit in 8, not 9. Requests beyond the maximum length do not fit either."""
     run = served(asked((0, 5, 4), (0, 5, 5), (0, 2, 2)), policy, byte_pool(8), clients=clients)
     assert run.logs[0].rejected.tolist() == [False, True, False]
     found = record(run)
