@@ -260,8 +260,13 @@ def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> 
     predicted weights count."""
     share, weights = predicted.budget.share, predicted.budget.weights
     left = share - boot.size("cache")
-    is_known = boot.engine == "vllm" and "cache" in boot.figures
-    if is_known and items["weights"].logged is None and left < weights:
+    is_logged = "cache" in boot.figures and "computed_cache" not in boot.figures
+    if (
+        boot.engine == "vllm"
+        and is_logged
+        and items["weights"].logged is None
+        and left < weights
+    ):
         return (
             f"the log's cache leaves {format_bytes(left)} of {predicted.gpu.name} for "
             f"{format_bytes(weights)} of weights: check --gpu and --quantization"

@@ -303,13 +303,15 @@ class Adviser(NamedTuple):
     def shorter_contexts(self) -> list[AdviceRecord]:
         """Return a list with the record of the longest max_model_len at which one sequence fits.
 
-        This is a multiple of 256 tokens. The list is empty if no length fits, or if the present
-        max_model_len fits already.
+        This is a multiple of 256 tokens, at most the length that the log names. The list is empty
+        if no length fits, or if the present max_model_len fits already.
         """
         starts = [self.start.changed(from_log=self.diagnosis.corrections)]
         if not self.is_logged(self.start):
             starts.append(self.start)
         lengths = [start.result.longest_length or 0 for start in starts if start.result]
+        if longest := self.diagnosis.boot.counts.get("longest"):
+            lengths.append(longest)
         tokens = min(lengths, default=0) // 256 * 256
         if not 0 < tokens < self.diagnosis.predicted.length:
             return []
