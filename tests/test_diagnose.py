@@ -247,7 +247,7 @@ def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> No
     assert "the log names no GPU, and 79.18 GiB can be h100-sxm or a100-80gb. Add --gpu, such as --gpu h100-sxm" in found.err
     assert kvcalc("diagnose", str(path), "--gpu", "a100-80gb").out.count("qwen3-14b on 1× a100-80gb, vllm 0.28.0") == 1
     path.write_text(text.replace(words, ""), encoding="utf-8")
-    assert "the log names no GPU. Add --gpu, such as --gpu h100" in kvcalc("diagnose", str(path)).err
+    assert "the log names no GPU: h100-sxm is assumed; add --gpu" in kvcalc("diagnose", str(path)).err
 
 
 COLOURED = "".join(f"\x1b[36mvllm-1  | \x1b[0m{line}\n" for line in logs.V1_0_10.splitlines())

@@ -298,7 +298,8 @@ def find_gpu(boot: Boot) -> tuple[Gpu, str]:
     """Return the GPU model that a log names, and a remark for the user.
 
     If the log has no known name, the GPU preset with this memory is used, which the remark states.
-    Otherwise, the remark is "".
+    If the log has a cache but no memory either, an H100 is assumed: the logged cache answers how
+    many users fit. Otherwise, the remark is "".
 
     Args:
         boot: The logged start.
@@ -314,6 +315,10 @@ def find_gpu(boot: Boot) -> tuple[Gpu, str]:
         for gpu in map(load_gpu, USUAL_GPUS.split())
         if memory and abs(gpu.memory_bytes / memory - 1) <= MEMORY_TOLERANCE
     ]
+    has_cache = boot.size("cache") or boot.counts or boot.concurrency
+    if has_cache and not (gpus or name or boot.failure):
+        remark = "the log names no GPU: h100-sxm is assumed; add --gpu"
+        return load_gpu("h100-sxm"), remark
     if not gpus:
         problem = f"the log's GPU {name!r} is not a preset" if name else "the log names no GPU"
         raise UserError(problem, f"Add --gpu, such as --gpu {'card.yaml' if name else 'h100'}")

@@ -368,5 +368,6 @@ def _attention_sentence(records: Records) -> str:
         f"{memory.count(first)} of {gpus.count(first)} variants of {closest['kv_cache_dtype']}"
         f" decode attention are memory-bound on {first}",
         *(f", {memory.count(gpu)} on {gpu}" for gpu in others),
-        f", and {closest['attention']}{where} is nearest the ridge point",
+        f", and {closest['attention']}{where} with {closest['intensity']:.0f} FLOP/B is nearest the"
+        " ridge point",
     )
