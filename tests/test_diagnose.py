@@ -238,7 +238,7 @@ def test_boots_versions_and_engines_are_separate(diagnosed: Any, kvcalc: Run, tm
 
 
 def test_a_gpu_that_could_be_two_is_asked_for(kvcalc: Run, tmp_path: Path) -> None:
-    """79.18 GiB may be an H100 or an A100. Without a memory size, no GPU is guessed."""
+    """79.18 GiB may be an H100 or an A100. Without a memory size, an H100 is assumed."""
     text, words = logs.V1_0_28.replace("INFO device_name=NVIDIA_L40S\n", ""), "Free memory on device (43.9/44.39 GiB)"
     path = tmp_path / "server.log"
     path.write_text(text.replace(words, "Free memory on device (78.7/79.18 GiB)"), encoding="utf-8")
