@@ -363,11 +363,12 @@ def _attention_sentence(records: Records) -> str:
     memory = [record["gpu"] for record in decode if record["bound"] == "memory"]
     first, *others = dict.fromkeys(gpus)
     closest = min(decode, key=lambda r: abs(log(r["to_knee"])))
-    where = f" on {closest['gpu']}" * bool(others)
+    where = f" with {closest['intensity']:.0f} FLOP/B"
+    if others:
+        where = f" on {closest['gpu']}"
     return answer_sentence(
         f"{memory.count(first)} of {gpus.count(first)} variants of {closest['kv_cache_dtype']}"
         f" decode attention are memory-bound on {first}",
         *(f", {memory.count(gpu)} on {gpu}" for gpu in others),
-        f", and {closest['attention']}{where} with {closest['intensity']:.0f} FLOP/B is nearest the"
-        " ridge point",
+        f", and {closest['attention']}{where} is nearest the ridge point",
     )
