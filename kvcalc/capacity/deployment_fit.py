@@ -90,6 +90,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers ("mtp")
             on each GPU of the last pipeline stage.
         remarks: Remarks for the user on the engine's choices.
+        has_chosen_length: Whether the length is the longest that fits, because the request states
+            none.
     """
 
     requested: TimedDeployment
@@ -104,6 +106,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
     layers: list[LayerCache]
     extra_weights: SizesByName
     remarks: Remarks = ()
+    has_chosen_length: bool = False
 
     def __str__(self) -> str:
         return (

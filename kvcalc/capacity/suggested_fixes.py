@@ -475,11 +475,6 @@ def with_surest_length(result: Fit) -> Fit:
     return low if (low.longest_length or 0) > smallest else result
 
 
-def has_longest_length(result: Fit) -> bool:
-    """Return whether the length is the longest that fits, in the requested or the low estimate."""
-    return result.length in (result.longest_length, at_low_estimate(result).longest_length)
-
-
 def at_longest_length(result: Fit) -> Fit:
     """Return the capacity at the longest context that fits, if the request states no context.
 
@@ -502,4 +497,5 @@ def at_longest_length(result: Fit) -> Fit:
         length = min(result.length, FIT_CONTEXT)
     if (result.fits and tried.sequences) or not length:
         return result
-    return fit(result.requested, replace(options, max_model_len=length))
+    chosen = fit(result.requested, replace(options, max_model_len=length))
+    return replace(chosen, has_chosen_length=True)

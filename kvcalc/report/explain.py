@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Sequence
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.suggested_fixes import has_longest_length
 from kvcalc.gpu.gpu import BoundedOperator
 from kvcalc.layers.batch import Batch, Parallelism
 from kvcalc.layers.cache import Span
@@ -377,7 +376,7 @@ def _fit_lines(fitted: Fit) -> list[str]:
     lines.append(
         f"longest context of {plural(fitted.options.requested_num_seqs, 'sequence')}: {longest}"
     )
-    if has_longest_length(fitted) and length != fitted.longest_length:
+    if fitted.has_chosen_length and length != fitted.longest_length:
         lines.append(
             f"longest at the low end of the range: {length:,} tokens, the default length"
         )

@@ -85,6 +85,8 @@ PHRASES = [
     ("serve llama-3.1-8b --rate 80 --num-prompts 40", "Errors in 90% of measured"),
     ("serve llama-3.1-8b --rate 4 --num-prompts 20 --slo-ttft 1s --slo-tpot 1ms", ", and 0.0% of requests meet the targets"),
     ("serve gpt2 --rate 4,16 --num-prompts 20 --osl 4 --slo-ttft 1us", "keeps 0.0% of requests within the targets at a rate of 4, "),
+    ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
+    ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
     ("latency llama-3.1-70b", "output tokens, but it does not fit."),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
     (PLAN, "1× rtx-5090 is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
@@ -99,7 +101,7 @@ PHRASES = [
     ("fit llama-3.1-70b -q q4_k_m --gpu rtx-4090 --engine llama.cpp", "One request of 4,096 tokens does not fit on 1× rtx-4090: only 44"),
     ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory."),
     ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone are 11.25 GiB over per GPU."),
-    ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "in 8 caches of 376,512 tokens."),
+    ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "in 8 caches of about 376,512 tokens."),
     ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs gpu_memory_utilization "),
     ("fit llama-3.1-8b --gpu h100 --gpu-memory-utilization 0.9,0.95 --context 8k", "with utilization 0.95, 53 with utilization 0.9."),
     ("fit --gpu h100 -- llama-server -m phi-4.gguf -c 32768 -np 4", "KV cache/GPU of 4 slots: 6.25 GiB."),

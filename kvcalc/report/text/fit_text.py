@@ -18,7 +18,6 @@ from kvcalc.capacity.suggested_fixes import (
     Advice,
     ConfigChange,
     advice,
-    has_longest_length,
     join_with_or,
     small_cache,
     smaller_batch,
@@ -260,7 +259,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             f", all but {', '.join(others)}",
         )
     maximum = best.model.max_context or 0
-    if len(records) == 1 and best.length < maximum and has_longest_length(best):
+    if len(records) == 1 and best.length < maximum and best.has_chosen_length:
         return _longest_context_sentence(record, best)
     counts = f"{plural(best.sequences, 'user')} of {best.length:,} tokens"
     clauses = []
@@ -362,7 +361,8 @@ def _cache_tokens(record: Record, best: Fit) -> str:
     """Return a clause on the tokens that a cache stores; '' if it stores only one request."""
     tokens, dp = record["kv_tokens"], best.ranks.dp
     caches = f"{dp} caches" if dp > 1 else "a cache"
-    return f", in {caches} of {tokens:,} tokens" if tokens > best.length else ""
+    about = "about " * (record["low_num_seqs"] is not None)  # the length is of the low end
+    return f", in {caches} of {about}{tokens:,} tokens" if tokens > best.length else ""
 
 
 def _missing_sentence(

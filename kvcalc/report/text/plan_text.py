@@ -78,6 +78,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     first = rows[answer.lead]
     formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
+    formats += ["TTFT of an idle replica"] if answer.need.max_ttft else []
     listed = {row["gpu"] for row in rows}
     more = [f"{p.gpus:,}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
     formats += [f"also enough: {list_few(more)}"] if more else []
@@ -85,20 +86,13 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
     notes = [", ".join(formats), _cheapest_tokens(rows), basis, accuracy]
-    details = [
-        tried,
-        *reasons,
-        *time_details(rows),
-        *distinct_values(rows, "fallback"),
-    ]
+    details = [tried, *reasons, *time_details(rows), *distinct_values(rows, "fallback")]
     commands: Sequence[str] = ()
     if first["meets"]:
         commands, about = _commands(first)
-        details += about
         quality = "; ".join(row["quality"] for row in rows if row["quality"]).split("; ")
-        details += [
-            text for text in dict.fromkeys(quality) if is_measured_on(first["model"], text)
-        ]
+        details += about
+        details += [q for q in dict.fromkeys(quality) if is_measured_on(first["model"], q)]
     elif fixes := changes_that_help(answer, plan.space):
         options = join_with_or([f"`{fix}`" for fix in fixes])
         goal = f"The {'targets are met' if answer.need.has_targets else 'load is served'} with"
@@ -190,7 +184,8 @@ def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
         limit = f" with up to {space.max_gpus:,} GPU{'s' * (space.max_gpus > 1)}"
     goal = "meets the targets" if answer.need.has_targets else "serves this load"
     if not answer.best:
-        for near in answer.answers:
+        if answer.answers:
+            near = answer.answers[0]
             closest = f"the closest is {deployment_words(near)}: {reason(near)}."
             return f"No deployment{limit} {goal}, {closest}"
         return f"No configuration{limit} can serve {requirement_words(answer.need)}."

@@ -454,14 +454,7 @@ def _served(records: Records) -> str:
             span = f"{at_least}{max(costs):,.2f} to {min(costs):,.2f}"
             clauses.append(f", costing {span} per million output tokens")
     else:
-        work = (
-            f"serves {at_most}{digits(best['requests_per_s'])} requests/s and"
-            f" {best['throughput_tokens_per_s']:,.0f} tokens/s"
-        )
-        if best["diverges"] is False:
-            verb = "may keep" if at_most else "keeps"
-            work = f"{verb} up with {best['rate'] or best['requests_per_s']:.4g} requests/s"
-        start = f"{server} {work}{_cost(best, equal)}"
+        start = f"{server} {_throughput(best)}{_cost(best, equal)}"
         clauses = [f", {ratio(factor)} {faster} {names[-1]}"] * (is_best and bool(names[-1]))
         if is_best and not names[-1]:  # without prefix hits, for example
             ttfts = [seconds(r["ttft_p50_s"]) for r in (best, ranked[-1])]
@@ -471,13 +464,24 @@ def _served(records: Records) -> str:
             if best["slo_attainment"] == 1 and not at_most:
                 share = "all"
             clauses.append(f", and {share} requests meet the targets")
-        # if all requests arrive together, TTFT is only their queue
-        if _load(best) or best["diverges"] is not None:
+        # if the queue grows, or all requests arrive together, TTFT is only their queue
+        if best["max_concurrency"] or best["diverges"] is False:
             p50, p99 = (seconds(best[f"ttft_{name}_s"]) for name in ("p50", "p99"))
             clauses.append(f", with TTFT p50 {at_least}{p50} and p99 {at_least}{p99}")
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
     return answer_sentence(start, *clauses)
+
+
+def _throughput(record: Record) -> str:
+    """Return whether a server keeps up with the offered rate. If not, also what it serves."""
+    at_most, rate = _bound_words(record)[1], f"{record['rate'] or record['requests_per_s']:.4g}"
+    if record["diverges"] is False:
+        return f"{'may keep' if at_most else 'keeps'} up with {rate} requests/s"
+    served = f"serves {at_most}{digits(record['requests_per_s'])} requests/s and"
+    served += f" {record['throughput_tokens_per_s']:,.0f} tokens/s"
+    beyond = f"does not keep up with {rate} requests/s, "
+    return f"{beyond * bool(record['diverges'] and record['rate'])}{served}"
 
 
 def _load(record: Record) -> str:
