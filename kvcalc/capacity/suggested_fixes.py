@@ -399,9 +399,9 @@ def _more_gpus(result: Fit, all_experts: bool) -> ConfigChanges:
 
     llama.cpp splits layers over GPUs unless the request splits tensors.
     """
-    names: tuple[str, ...] = ("tp", "pp")
+    names = ["tp", "pp"]
     if result.options.engine == "llama.cpp":
-        names = ("tp",) if result.ranks.tp > 1 else ("pp",)
+        names = names[:1] if result.ranks.tp > 1 else names[1:]
     for name in names:
         yield from wider_requests(ConfigChange.of(result), name, all_experts)
 
@@ -440,13 +440,17 @@ def wider_requests(
 
 
 def _shorter_context(result: Fit) -> ConfigChanges:
-    """Yield the change to the longest context that fits.
+    """Yield the change to the longest context that fits, then to the longest with MAX_SHARE.
 
-    Yield nothing if not even one token fits, or if some sequences of the requested length fit.
+    A change is left out if not even one token fits, or if some sequences of the requested length
+    fit.
     """
-    length = with_surest_length(result).longest_length
-    if length and not result.sequences:
-        yield ConfigChange.of(result).changed(max_model_len=length)
+    request = ConfigChange.of(result)
+    for start in (request, request.changed(gpu_memory_utilization=MAX_SHARE)):
+        tried = start.result
+        length = tried and with_surest_length(tried).longest_length
+        if length and not start.sequences:
+            yield start.changed(max_model_len=length)
 
 
 def at_low_estimate(result: Fit) -> Fit:

@@ -177,7 +177,7 @@ def parser_message(error: Any, command: str) -> str:
         return f"{text} {see}"
     hint = "Write a list as a,b"
     if command in ("compare", "report"):
-        hint = "`kvcalc size A B` and `kvcalc latency A B` take several models"
+        hint = "`--variants` takes mha,mla. `kvcalc size A B` takes several models"
     return f"{command} takes no further word: {extra}. {hint} {see}"
 
 

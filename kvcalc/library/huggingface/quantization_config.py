@@ -50,7 +50,6 @@ _EXCLUDED_KEYS = """
 """
 MAX_MODULES = 1_000_000
 SECTIONS = ("quantization_config", "compression_config", "quantization")
-_NOT_QUANTIZED: tuple[str, ...] = ("embedding", "lm_head", "*.router")
 # DeepSeek-V4 stores compressors in bf16 and the mixing of streams in fp32, whether the file says so
 # or not (vLLM 0.33, models/deepseek_v4; the published checkpoint then has its 148.66 GiB). V4.1
 # stores its indexer in bf16, and its tables of n-grams in fp8 with a scale for 32 columns.
@@ -265,7 +264,7 @@ class Storage:
                 of `of_layer`. They give the covered names if the file lists formats by module.
                 Otherwise they have no effect, and `formats` gives the names.
         """
-        exceptions = _NOT_QUANTIZED
+        exceptions = Quantization("").except_for
         covers = self.formats
         tables = []
         if self.groups:
@@ -274,7 +273,7 @@ class Storage:
                 for name, format_name in pairs:
                     covers[format_name] = (*covers.get(format_name, ()), f"{kind}.{name}")
         elif covers and self.family in ("deepseek_v4", "deepseek_v41_text"):
-            exceptions += (*_COMPRESSORS, *_STREAMS)
+            exceptions += _COMPRESSORS + _STREAMS
             if self.family == "deepseek_v41_text":  # its scales are powers of two, a byte each
                 exceptions += _INDEXERS
                 tables.append(Quantization("mxfp8", covers=_NGRAMS, kinds=("table",)))
