@@ -1,8 +1,8 @@
 """The best configurations of a search, their records, and the command lines that start them.
 
-With prices, candidates are ranked by cost per hour, then by TPOT. Without prices, GPU models are
-not compared: candidates of a GPU model are ranked by number of GPUs, then by TPOT. In both cases,
-the answer includes the best candidate of each GPU model, for up to 5 GPU models.
+Candidates are ranked by cost per hour, or without prices by the number of GPUs. Then the smaller
+memory per GPU decides, then TPOT. The answer includes the best candidate of each GPU model, for up
+to 5 GPU models.
 
 A prediction is never ranked against a bound. If predictions meet the targets, only they are
 ranked, and GPU models without a calibration are listed after them. If only bounds meet the
@@ -312,7 +312,7 @@ def with_role(line: str, role: str) -> str:
 MAX_BEST = 5
 # a bound is tried before a prediction that costs more than 2 times as much
 MIN_COST_RATIO = 2
-Key = tuple[float, ...]  # cost, TPOT and order of the split
+Key = tuple[float, ...]  # cost, memory of a GPU, TPOT and order of the split
 
 
 class BestConfigs(NamedTuple):
@@ -418,9 +418,8 @@ class CandidateRanking:
     """Finds the best deployments of one model under one requirement, from batches of candidates.
 
     A candidate is a deployment with a number of replicas. The best candidate meets all targets at
-    the lowest price per hour of all its GPUs. Without prices, GPU models are not compared, and the
-    best candidate of each has the fewest GPUs. If these are equal, the lower time per output token
-    (TPOT) is better.
+    the lowest price per hour of all its GPUs, or without prices with the fewest GPUs. If these are
+    equal, less memory per GPU is better, then the lower time per output token (TPOT).
 
     Args:
         need: The requirement: the load (users or requests per second, lengths) and the targets.
@@ -444,7 +443,11 @@ class CandidateRanking:
         self.max_gpus = space.max_gpus
         self.prices = prices or {}
         self.fronts = {False: ParetoFront(), True: ParetoFront()}
-        self._rows = {gpu.name: row for row, gpu in enumerate(space.gpus)}
+        # index, price and memory of each GPU model
+        self._gpus = {
+            gpu.name: (row, self.prices.get(gpu.name, 1.0), gpu.memory_bytes)
+            for row, gpu in enumerate(space.gpus)
+        }
         self._best: dict[str, list[tuple[Key, Candidate]]] = {}
         self._has_bounds: dict[str, bool] = {}
         self._misses = ClosestMisses(len(space.gpus), space.max_gpus)
@@ -462,14 +465,15 @@ class CandidateRanking:
         names = [deployment.gpu.name for deployment in batch.deployments]
         bounds = [deployment.calibration is None for deployment in batch.deployments]
         self._has_bounds |= zip(names, bounds, strict=True)
-        rows = np.array([self._rows[name] for name in names])[batch.index]
-        prices = np.array([self.prices.get(name, 1.0) for name in names])[batch.index]
+        rows, prices, memory = np.array([self._gpus[name] for name in names])[batch.index].T
+        rows = rows.astype(int)
         orders = split_order(batch)
         violated = figures["violated_target"]
         meets = violated == Target.NONE
         self.num_tried += len(meets)
         self.num_met += int(meets.sum())
-        keys = figures["gpus"] * prices, np.nan_to_num(figures["tpot"]), orders
+        tpot = np.nan_to_num(figures["tpot"])
+        keys = figures["gpus"] * prices, memory, tpot, orders
         self._rank(batch, np.flatnonzero(meets), rows, keys)
         fails = ~meets
         if not self.need.users:
@@ -537,7 +541,7 @@ class CandidateRanking:
         """Return the costs of GPU models [GPU models, total GPUs]; infinite for others."""
         import numpy as np
 
-        by_model = [prices.get(name, 1.0) if name in names else np.inf for name in self._rows]
+        by_model = [prices.get(name, 1.0) if name in names else np.inf for name in self._gpus]
         return np.outer(by_model, np.maximum(np.arange(self.max_gpus + 2), 1))
 
 

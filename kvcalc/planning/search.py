@@ -105,7 +105,7 @@ def run_search(
     """Return at most five best deployments of a search space for each model and requirement.
 
     All combinations in the search space are tried. The best meets all targets at the lowest price
-    per hour. Without prices it has the fewest GPUs, and GPU models are not compared.
+    per hour, or without prices with the fewest GPUs. Among equals, it has the least memory.
 
     Args:
         needs: The requirements: each has a load (users or requests per second, lengths) and

@@ -90,6 +90,7 @@ PHRASES = [
     ("latency llama-3.1-70b", "output tokens, but it does not fit."),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
     (PLAN, "1× rtx-5090 is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
+    ("plan llama-3.1-8b --users 8 --context 8k", "1× l40s is the smallest deployment"),  # all others have more memory
     (PLAN, "vllm serve ./qwen3-30b-a3b-int4 --max-model-len 1000 --max-num-seqs 1"),
     ("plan llama-3.2-1b --rate 1653 --isl 100k --osl 20k --gpu t4", " GPUs serves this load, the closest is 400,185× t4 in 44,465 "),
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
@@ -118,8 +119,7 @@ def test_answers_state_accuracy_and_limits(kvcalc: Run, line: str, phrase: str) 
 
 @pytest.mark.parametrize("gpu", sorted(preset_files("gpus")))
 def test_no_warning_is_lost(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, gpu: str) -> None:
-    """A decode step of a large model, in formats that many GPUs cannot compute, has the time as its answer. Each warning
-    is one of at most three lines below the table."""
+    """A step in formats that many GPUs cannot compute has a time. Each warning is one of at most three lines below it."""
     monkeypatch.setenv("COLUMNS", "80")
     line = f"roofline llama-3.1-405b --gpu {gpu} --dtype fp32 --quantization nvfp4"
     total = kvcalc(f"{line} --format json").records[-1]
