@@ -79,40 +79,22 @@ __all__ = [
     "weight_bytes",
 ]
 
-# The module of each name.
-_HOMES = {
-    "capacity": ("Fit", "FitOptions"),
-    "errors": ("UserError",),
-    "gpu.gpu": ("Gpu",),
-    "layers.batch": ("Batch", "Parallelism", "Sequences"),
-    "layers.cost": ("Cost", "Operator"),
-    "model.memory": ("CacheSize",),
-    "model.precision": ("Precision",),
-    "model.model": ("Layer", "Model"),
-    "answers.answer": ("Answer",),
-    "report.export": ("record_keys",),
-    "answers.python_functions": (
-        "bounds",
-        "cache_size",
-        "forward",
-        "load_gpu",
-        "load_model",
-        "mha_ratio",
-        "total",
-        "weight_bytes",
-    ),
-    "answers.notebook": (
-        "Deployment",
-        "compare",
-        "deploy",
-        "fit",
-        "latency",
-        "plan",
-        "roofline",
-        "serve",
-        "size",
-    ),
-}
+# In each line, a module and its public names.
+_HOMES = """
+    capacity                  Fit FitOptions
+    errors                    UserError
+    gpu.gpu                   Gpu
+    layers.batch              Batch Parallelism Sequences
+    layers.cost               Cost Operator
+    model.memory              CacheSize
+    model.precision           Precision
+    model.model               Layer Model
+    answers.answer            Answer
+    report.export             record_keys
+    answers.python_functions  bounds cache_size forward load_gpu load_model
+    answers.python_functions  mha_ratio total weight_bytes
+    answers.notebook          Deployment compare deploy fit latency plan roofline serve size
+"""
 
 
 def __getattr__(name: str) -> "Any":
@@ -123,7 +105,7 @@ def __getattr__(name: str) -> "Any":
     """
     from importlib import import_module
 
-    for home, names in _HOMES.items():
+    for home, *names in map(str.split, _HOMES.strip().splitlines()):
         if name in names:
             value = globals()[name] = getattr(import_module(f"kvcalc.{home}"), name)
             return value

@@ -1,5 +1,4 @@
-"""Common fixtures of all tests: no presets of the user, commands that run in this process, reproducible property
-tests."""
+"""Common fixtures: no presets of the user, commands that run in this process, reproducible property tests."""
 
 import gc
 import json

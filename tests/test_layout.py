@@ -132,7 +132,7 @@ def test_public_names_are_listed_alike() -> None:
     """The names for type checkers, in `__all__` and for lazy imports are equal."""
     tree = ast.parse(MODULES["__init__"].read_text(encoding="utf-8"))
     seen = {name for name in imports("__init__") if name.startswith("kvcalc.")}
-    homes = {f"kvcalc.{home}.{name}" for home, names in kvcalc._HOMES.items() for name in names}
+    homes = {f"kvcalc.{home}.{name}" for home, *names in map(str.split, kvcalc._HOMES.strip().splitlines()) for name in names}
     assert seen == homes
     assert sorted(name.rpartition(".")[2] for name in homes) == kvcalc.__all__
     assert not [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("kvcalc")], "loaded lazily"

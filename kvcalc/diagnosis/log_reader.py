@@ -160,6 +160,7 @@ PATTERNS = {
         <device> model buffer size =\s*<weights> MiB
         <device> KV buffer size =\s*<cache> MiB
         <device> RS buffer size =\s*<cache> MiB
+        : size =\s*<all_layers> MiB \(
         <device> compute buffer size =\s*<activations> MiB
         MiB \(\s*(?P<stream_cells>\d{1,12}) cells,\s*\d{1,12} \
             layers(?:,\s*\d{1,9}(?:/(?P<streams>\d{1,9}))? seqs)?\), K \
@@ -524,6 +525,7 @@ def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
     elif name == "stream_cells":  # the larger cache counts if windows have their own
         cells = int(text) * int(match["streams"] or 1)
         boot.counts["cells"] = max(cells, boot.counts.get("cells", 0))
+        boot.flags.setdefault("cells", cells)
     elif name not in ("streams", "device"):
         _record_number(boot, name, float(text.replace(",", "")), match)
 
@@ -628,6 +630,8 @@ def _complete_figures(boot: Boot) -> None:
             boot.counts["tokens"] = boot.counts.pop("full_tokens")
         if cache_bytes:
             figures["cache"] = cache_bytes + boot.size("conv_states") + boot.size("ssm_states")
+    if "all_layers" in figures and not boot.buffers:
+        figures["cache"] = figures["all_layers"]
     for (item, _), size in boot.buffers.items():
         figures[item] = max(size, figures.get(item, 0))
     if "cells" in boot.flags and not boot.failure:

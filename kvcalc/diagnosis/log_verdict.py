@@ -38,6 +38,9 @@ from kvcalc.units import format_bytes
 MIN_TOKENS, MIN_SEQUENCES, MAX_CHANGES = 512, 8, 5
 # What happened, by failure. The first sentence counts whose fields are all known.
 OUTCOMES = """
+    : The engine started: its KV cache stores {tokens:,} tokens in {cache}.
+    : The engine started: its KV cache stores {tokens:,} tokens.
+    : The engine started: its KV cache stores {cells:,} tokens in {cache}.
     : The engine started with {cache} of KV cache.
     : The engine started.
     occupied: Failed: {in_use} were in use before the start, {free} are free, the engine needs \
@@ -427,7 +430,8 @@ def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSu
     """
     gpu_name = gpu or printable(boot.gpu, 80)
     with suppress(UserError):  # none or several GPUs have this memory
-        gpu_name = gpu or find_gpu(boot)[0].name
+        if gpu or boot.gpu or boot.memory:
+            gpu_name = gpu or find_gpu(boot)[0].name
     known = {"memory": boot.memory, "missing": boot.size("needed") - boot.size("cache")}
     sizes = boot.figures | known
     return DiagnosisSummary(

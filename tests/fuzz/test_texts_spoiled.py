@@ -1,5 +1,4 @@
-"""Random errors in YAML questions, price lists, saved corrections and logs give an answer or one line with an
-error."""
+"""Random errors in YAML questions, prices, saved corrections and logs give an answer or one line."""
 
 import shlex
 from collections.abc import Iterator

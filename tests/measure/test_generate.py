@@ -1,5 +1,4 @@
-"""Generation: all modes give the same tokens, the bytes of each mode equal its operators, and a prediction by
-hand."""
+"""Generation: all modes give the same tokens, bytes equal those of the operators, and a prediction by hand."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,4 @@
-"""Every layer gives the same outputs for all tokens at once, token by token, in chunks, and in either form of
-attention."""
+"""Every layer has the same outputs for all tokens at once, one by one, in chunks, and in either form of attention."""
 
 import math
 from typing import Any

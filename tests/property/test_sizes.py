@@ -1,5 +1,4 @@
-"""Rules for sizes of any model: random parts of every kind of attention, any context, batch, block and cache
-dtype."""
+"""Rules for sizes of any model: random parts of every kind of attention, context, batch, block and cache dtype."""
 
 import math
 

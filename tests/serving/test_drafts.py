@@ -1,5 +1,4 @@
-"""A server with speculative decoding: steps by hand, random acceptance against the formula, and the memory of a
-draft."""
+"""A server with speculative decoding: steps by hand, random acceptance, and the memory of a draft."""
 
 from types import SimpleNamespace
 from typing import Any
