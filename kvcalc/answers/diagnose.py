@@ -73,8 +73,9 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
                 notes += diagnosis.remarks
                 summary = summarize_diagnosis(diagnosis, options.users, options.context)
             except UserError as error:
+                is_unpredicted = boot.is_v0 or boot.engine == "torch"
                 has_answer = boot.failure or (boot.counts and not boot.model)
-                if not (boot.is_v0 or (has_answer and not (options.model or options.gpu))):
+                if not (is_unpredicted or (has_answer and not (options.model or options.gpu))):
                     raise
                 summary = summarize_log(boot, options.model, options.gpu, str(error))
             summaries.append((summary, log, number, len(boots)))

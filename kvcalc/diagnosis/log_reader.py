@@ -49,6 +49,7 @@ ENGINE_MARKS = re.findall(
     vllm: stored in KV cache
     vllm: KV cache is needed
     vllm: LLM engine with config
+    vllm: warming up sampler
     sglang: KV Cache is allocated.
     sglang: max_total_num_tokens=
     torch: out of memory. Tried to allocate
@@ -124,6 +125,7 @@ PATTERNS = {
         max seq len \(<max_model_len>\) is larger than the maximum number of tokens that can be \
             stored in KV cache \((?=<tokens>)<longest>\)(?P<too_long>)
         out of memory occurred when warming up sampler(?P<outside_share>)
+        out of memory occurred when warming up sampler with <dummy_requests> dummy requests
         Waiting: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
         Pending: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
         is preempted.{0,80}not enough KV cache space(?P<is_full>)
@@ -376,7 +378,7 @@ FLAG_NUMBERS = """
 """
 FLAG_TEXTS = "cache_type_k cache_type_v flash_attn kv_unified"
 FLAG_VALUES = {"true": True, "false": False, "0": "off", "disabled": "off"}
-COUNTS = "tokens full_tokens longest blocks"
+COUNTS = "tokens full_tokens longest blocks dummy_requests"
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 
@@ -431,9 +433,10 @@ def _split_boots(text: str) -> list[Boot]:
     first, engine = next(
         (
             (number, engine)
+            for is_torch in (False, True)  # an error of torch may come before the engine's
             for number, line in enumerate(lines)
             for engine, mark in ENGINE_MARKS
-            if mark in line
+            if mark in line and (engine == "torch") == is_torch
         ),
         (0, ""),
     )

@@ -167,7 +167,10 @@ class Adviser(NamedTuple):
         Args:
             change: The changed start.
         """
-        corrections = self.diagnosis.corrections
+        corrections, boot = self.diagnosis.corrections, self.diagnosis.boot
+        has_fitted = boot.failure == "outside_share" and not boot.size("cache")
+        if has_fitted and change.words[0] == "--max-num-seqs":
+            return True
         corrected = self.logged(change, self.users, self.tokens)
         checks = [corrected, self.logged(change, 1, change.options.max_model_len)]
         if not self.is_logged(change):
@@ -191,7 +194,7 @@ class Adviser(NamedTuple):
             change: A change with which the required users fit.
         """
         length = change.options.max_model_len or self.diagnosis.predicted.length
-        if not self.logged(change, self.users, length).fits:
+        if length != self.tokens and not self.logged(change, self.users, length).fits:
             length = self.tokens
             change = change.changed(max_model_len=length)
         started = self.with_users(change, self.users, length)
@@ -264,11 +267,12 @@ class Adviser(NamedTuple):
         start, options, deployment = self.start, self.start.options, self.start.deployment
         is_vllm, is_llama_cpp = options.engine == "vllm", options.engine == "llama.cpp"
         boot, predicted = self.diagnosis.boot, self.diagnosis.predicted
-        is_outside, max_num_seqs = boot.failure == "outside_share", predicted.max_num_seqs
+        is_outside = boot.failure == "outside_share"
+        max_num_seqs = boot.counts.get("dummy_requests", predicted.max_num_seqs)
         if not is_outside and self.fits(start):
             yield [start]
             return
-        if self.tokens < predicted.length and boot.failure:
+        if self.tokens < predicted.length and boot.failure and not is_outside:
             yield [start.changed(max_model_len=self.tokens)]
         yield self.shares(start)
         allocation, unused = boot.size("allocation"), boot.size("unused")
@@ -316,7 +320,8 @@ class Adviser(NamedTuple):
         if longest := self.diagnosis.boot.counts.get("longest"):
             lengths.append(longest)
         tokens = min(lengths, default=0) // 256 * 256
-        if not 0 < tokens < self.diagnosis.predicted.length:
+        is_outside = self.diagnosis.boot.failure == "outside_share"
+        if is_outside or not 0 < tokens < self.diagnosis.predicted.length:
             return []
         shorter = self.start.changed(max_model_len=tokens)
         adviser = self._replace(users=1, tokens=tokens)

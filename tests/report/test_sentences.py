@@ -102,7 +102,7 @@ PHRASES = [
     ("fit llama-3.1-70b -q q4_k_m --gpu rtx-4090 --engine llama.cpp", "One request of 4,096 tokens does not fit on 1× rtx-4090: only 44"),
     ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory."),
     ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone are 11.25 GiB over per GPU."),
-    ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "in 8 caches of about 376,512 tokens."),
+    ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "in 8 caches of about 376,512 tokens or 24.64 GiB per GPU."),
     ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs gpu_memory_utilization "),
     ("fit llama-3.1-8b --gpu h100 --gpu-memory-utilization 0.9,0.95 --context 8k", "with utilization 0.95, 53 with utilization 0.9."),
     ("fit --gpu h100 -- llama-server -m phi-4.gguf -c 32768 -np 4", "KV cache/GPU of 4 slots: 6.25 GiB."),

@@ -304,7 +304,7 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
         longest,
         f", too short for an image of {image:,} tokens" * is_short,
         f", below the model's maximum of {best.model.max_context:,}",
-        _cache_tokens(record, best),
+        *_cache_size(record, best),
     )
 
 
@@ -354,15 +354,22 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
-    return clauses if clauses or options.max_model_len else [_cache_tokens(record, best)]
+    return clauses if clauses or options.max_model_len else _cache_size(record, best)
 
 
-def _cache_tokens(record: Record, best: Fit) -> str:
-    """Return a clause on the tokens that a cache stores; '' if it stores only one request."""
-    tokens, dp = record["kv_tokens"], best.ranks.dp
-    caches = f"{dp} caches" if dp > 1 else "a cache"
+def _cache_size(record: Record, best: Fit) -> list[str]:
+    """Return two clauses on the tokens and bytes that a cache stores; none if it stores only one
+    request."""
+    tokens, ranks = record["kv_tokens"], best.ranks
+    if tokens <= best.length:
+        return []
+    caches = f"{ranks.dp} caches" if ranks.dp > 1 else "a cache"
     about = "about " * (record["low_num_seqs"] is not None)  # the length is of the low end
-    return f", in {caches} of {about}{tokens:,} tokens" if tokens > best.length else ""
+    size = format_bytes(best.kv_budget)
+    return [
+        f", in {caches} of {about}{tokens:,} tokens",
+        f" or {size}{' per GPU' * (ranks.gpus > 1)}",
+    ]
 
 
 def _missing_sentence(

@@ -152,11 +152,10 @@ def _latency_sentence(records: Records) -> str:
     times = [r["e2e_s"] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
-    requests, plus = f"{best['batch_size']:,} requests of ", "+"
-    if best["batch_size"] == 1:
-        requests, plus = "", "and"
-    work = f"{requests}{best['input_len']:,} input {plus} "
-    work += plural(best["output_len"], "output token")
+    requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
+    work = (
+        f"{requests}{best['input_len']:,} input + {plural(best['output_len'], 'output token')}"
+    )
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     clauses = []
@@ -181,7 +180,7 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(
             f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
         )
-    clauses += [] if at_least else _bound_clauses(equal_records(records, first, *LOAD_WORDING))
+    clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
     loads = equal_records(timed, best, *DEPLOYMENT)
     if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
         figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
@@ -217,13 +216,13 @@ def _generation_sentence(records: Records) -> str:
     return answer_sentence(f"{server} generates {_bound_words(first)[1]}{work}{misfit}")
 
 
-def _bound_clauses(records: Records) -> list[str]:
-    """Return a clause on the time of each record whose times are datasheet bounds."""
+def _bound_clauses(records: Records, best: Record) -> list[str]:
+    """Return a clause on the time of each other record whose times are datasheet bounds."""
     names = sides(records).names
     return [
         f", and at least {seconds(record['e2e_s'])} with {name}"
         for record, name in zip(records, names, strict=True)
-        if record["time_basis"] == BOUND and record["e2e_s"]
+        if record["time_basis"] == BOUND and record["e2e_s"] and record is not best
     ]
 
 
