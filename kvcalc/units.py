@@ -114,7 +114,7 @@ def parse_bytes(text: str, noun: str) -> int:
     return value
 
 
-def parse_rate(text: str, noun: str = "rate") -> int:
+def parse_rate(text: str, noun: str) -> int:
     """Parse a rate, such as `7GB/s`, into whole bytes per second. The suffix `/s` is optional.
 
     Args:
@@ -127,7 +127,7 @@ def parse_rate(text: str, noun: str = "rate") -> int:
     return parse_bytes(text.strip().removesuffix("/s"), noun)
 
 
-def parse_seconds(text: str, noun: str = "time") -> float:
+def parse_seconds(text: str, noun: str) -> float:
     """Parse a time, such as `50ms`, `0.05s`, `300us`, `2min` or `0.05`, into seconds.
 
     Args:

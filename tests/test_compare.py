@@ -372,9 +372,7 @@ def test_sparse_attention_has_less_intensity_and_a_lower_bound(kvcalc: Run) -> N
     assert dsa["attention_intensity"] == pytest.approx(2_717_908_992 / 35_913_728)
     assert mla["basis"] == dsa["basis"] and dsa["roofline_s"] < mla["roofline_s"]
     # 61 layers read 61 · (1,152 · 131,072 − 35,913,728) bytes less, at 3.35 TB/s
-    shown = " ".join(kvcalc(f"{line} h100 --bounds").out.split())
-    assert "FLOP/B falls to 75.68, and the step's bound is 12.2 ms, not 14 ms" in shown
-    assert "241.8 to" not in kvcalc(f"{line.replace('128k', '1k')} h100").out  # all 1,024 tokens are read
+    assert 0 < mla["roofline_s"] - dsa["roofline_s"] < 61 * (1152 * 131_072 - 35_913_728) / 3.35e12  # DSA also reads weights
 
 
 def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run) -> None:
@@ -382,10 +380,8 @@ def test_sparse_attention_has_more_intensity_if_tp_splits_the_heads(kvcalc: Run)
 
     DSA: 2,048 · 2·16·(576 + 512) + 131,072 · 2·64·128 FLOPs for 35,913,728 bytes, 61.78.
     """
-    shown = kvcalc("compare deepseek-v3 --variants mla,dsa --context 128k --tp 8 --gpu h100").out
-    assert "FLOP/B rises to 61.78, and the step's bound is 2.63 ms, not 4.46 ms" in shown
-    line = "compare llama-7b --variants mla:512+64,dsa:512+64+128@2048 --context 32k --gpu h100"
-    assert "With dsa, FLOP/B rises to" in kvcalc(line).out  # long names still leave room for the note
+    line = "compare deepseek-v3 --variants mla,dsa --context 128k --tp 8 --gpu h100 --format json"
+    assert [r["attention_intensity"] for r in kvcalc(line).records] == pytest.approx([30.22, 61.78], rel=1e-3)
 
 
 def test_reductions_are_against_the_first_variant_stored_and_read(kvcalc: Run) -> None:

@@ -392,7 +392,7 @@ class Pass:
                     write = write + g.count * written * row
         return Cost(cache_read_bytes=read, cache_write_bytes=write if self.writes_cache else 0)
 
-    def network(self, name: str, sent: Num, away: Num = 0, times: int = 1) -> Operator:
+    def network(self, name: str, sent: Num, away: Num, times: int = 1) -> Operator:
         """Return the operator in which this GPU sends bytes to other GPUs, such as an all-to-all.
 
         Args:

@@ -38,7 +38,6 @@ from kvcalc.report.text.tables import (
     ratio,
     records_that_fit,
     reduction_words,
-    seconds,
     variant_name,
 )
 from kvcalc.storage.formats import cache_layout
@@ -321,7 +320,7 @@ def compare_table(deployments: "Sequence[TimedDeployment]", records: Records) ->
     notes, details = [reference], [*dict.fromkeys(assumed)]
     if is_timed:
         none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
-        notes = [*pass_notes(records, none_fits), *_intensity_notes(equal)]
+        notes = pass_notes(records, none_fits)
         gpus = ", ".join(distinct_values(records, "gpu"))
         details += [
             f"{reference} Times are of one decode step on {gpus}.".lstrip(),
@@ -350,27 +349,6 @@ def _grade(record: Record) -> str | None:
         return percent(record["quality_share"])
     word = re.search(r"'(\w+)'", record["quality"] or "")
     return word and word[1]
-
-
-def _intensity_notes(records: Records) -> list[str]:
-    """Return how intensity and bound change if a variant reads only a part of its cache.
-
-    Return [] if no variant does, or all do.
-
-    Example: DSA omits 13.4 times the FLOPs of MLA, but only 4.2 times the bytes. With tp 8, MLA
-    has 16 of its 128 heads per GPU, but DSA still has all index heads: its intensity rises.
-    """
-    partial = [r for r in records if 0 < r["kv_cache_read_bytes"] < r["kv_cache_bytes"]]
-    whole = [r for r in records if r["attention_intensity"] and r not in partial]
-    if not partial or not whole:
-        return []
-    sparse = min(partial, key=lambda r: r["kv_cache_read_bytes"])
-    dense = max(whole, key=lambda r: r["attention_intensity"])
-    old, new = dense["attention_intensity"], sparse["attention_intensity"]
-    name = variant_name(sparse["variant"]).partition(":")[0]
-    bounds = f"{seconds(sparse['roofline_s'])}, not {seconds(dense['roofline_s'])}"
-    change = f"{'falls' if new < old else 'rises'} to {new:.4g}"
-    return [f"With {name}, FLOP/B {change}, and the step's bound is {bounds}."]
 
 
 def compared(deployment: "TimedDeployment", records: Records) -> str:
