@@ -42,7 +42,9 @@ def parse_tokens(text: str, noun: str = "length", minimum: int = 1) -> int:
     """
     match = _TOKENS.fullmatch(text.strip().replace("_", ""))
     if not match or len(text) > 40:
-        raise UserError(f"{noun} {text!r} is not a whole number", "Write 4096, 4k, 128K or 1M")
+        raise UserError(
+            f"{noun} {text!r} is not a whole number", "Write one number, 4096 or 4k"
+        )
     value, remainder = _multiply(match[1], _BINARY[match[2].lower()])
     if remainder and not match[2]:
         raise UserError(f"{noun} {text!r} is not a whole number")

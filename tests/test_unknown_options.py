@@ -16,7 +16,7 @@ SAID = [
     ("size gpt2 -zzz", "size has no -zzz. `kvcalc size --help-all` lists its options"),
     ("fit -- vllm gpt2 -tp 2", "'vllm gpt2 -tp 2' starts no engine that is known. Write vllm serve MODEL …"),
     ("size gpt2 --tp", "Option '--tp' requires an argument. (see `kvcalc size --help`)"),
-    ("compare gpt2 gpt2-xl", "compare takes no further word: gpt2-xl. `kvcalc size A B` and `kvcalc latency A B`"),
+    ("compare gpt2 gpt2-xl", "compare takes no further word: gpt2-xl. `--variants` takes mha,mla. `kvcalc size A B`"),
     ("fit gpt2 --free_gpu_memory_fraction 1", "Did you mean --gpu-memory-utilization?"),
     ("fit gpt2 --max-total-tokens 9", "Did you mean --kv-cache-memory-bytes or --num-gpu-blocks-override?"),
     ("fit", "MODEL… is missing. Write `kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k`"),

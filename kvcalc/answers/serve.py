@@ -145,8 +145,9 @@ def _describe_lengths(requests: Iterable[Any], load: Settings, records: Records)
             padding
         )
     notes = [f"Padding takes up to {max(padding):.0%} of static batches."] if padding else []
-    if not any(load.get(key) for key in ("requests", "input_len", "output_len")):
-        notes.append("Lengths follow Azure's 2023 trace.")
+    defaults = [name for name in ("input", "output") if not load.get(f"{name}_len")]
+    if defaults and not load.get("requests"):
+        notes.append(f"Default {' and '.join(defaults)} lengths follow Azure's 2023 trace.")
     return " ".join(notes)
 
 

@@ -311,7 +311,9 @@ def advice(result: Fit, all_experts: bool = False, model_name: str = "") -> Advi
     if result.fits:
         return None
     fixes = {}
-    kinds = _same_gpus(result), _more_gpus(result, all_experts), _shorter_context(result)
+    kinds = [_same_gpus(result), _more_gpus(result, all_experts), _shorter_context(result)]
+    if not (model_name or result.options.max_model_len):
+        kinds.reverse()  # no length was requested
     for change in first_fitting_changes(kinds, lambda change: change.fits):
         words = change.flags(model_name) if model_name else shlex.join(change.words)
         if words:
@@ -484,10 +486,11 @@ def at_longest_length(result: Fit) -> Fit:
 
     This context replaces the model's maximum. It fits in the low estimate of the KV cache budget,
     so that the engine starts with it. If the low estimate fits less than MIN_LOW_SHARE of the
-    tokens of the requested estimate, the requested estimate counts. If no token fits, llama.cpp
-    moves layers to the host for FIT_CONTEXT tokens. Return `result` unchanged if a context was
-    requested, if no token fits with another engine, or if the request fits and the estimate that
-    counts fits at least one sequence.
+    tokens of the requested estimate, the requested estimate counts. If `max_num_seqs` sequences
+    would have less than FIT_CONTEXT tokens each, this number is only a limit, and the context is
+    the longest of one sequence. If no token fits, llama.cpp moves layers to the host for
+    FIT_CONTEXT tokens. Return `result` unchanged if a context was requested, if no token fits with
+    another engine, or if the request fits and the estimate that counts fits at least one sequence.
 
     Args:
         result: The capacity at the model's maximum, or at the requested context.
@@ -497,8 +500,11 @@ def at_longest_length(result: Fit) -> Fit:
         return result
     tried = with_surest_length(result)
     length = tried.longest_length
-    if options.engine == "llama.cpp" and not (length or result.fits):
-        length = min(result.length, FIT_CONTEXT)
+    if options.engine == "llama.cpp":
+        if not (length or result.fits):
+            length = min(result.length, FIT_CONTEXT)
+    elif options.max_num_seqs and not options.users and (length or 0) < FIT_CONTEXT:
+        return at_longest_length(fit(result.requested, replace(options, users=1)))
     if (result.fits and tried.sequences) or not length:
         return result
     chosen = fit(result.requested, replace(options, max_model_len=length))

@@ -256,7 +256,8 @@ class Parameter(NamedTuple):
             if kind in (int, int | None):
                 raise UserError(f"{name} {value!r} is not a whole number") from None
             if kind in (float, float | None):
-                raise UserError(f"{name} {value!r} is not a number") from None
+                hint = "Write 0.8 for 80%" if "%" in str(value) else ""
+                raise UserError(f"{name} {value!r} is not a number", hint) from None
             raise UserError(f"{name} {value!r}: {error}") from None
 
 

@@ -84,7 +84,7 @@ PHRASES = [
     ("serve llama-3.1-8b --rate 80 --num-prompts 40", "Errors in 90% of measured"),
     ("serve llama-3.1-8b --rate 4 --num-prompts 20 --slo-ttft 1s --slo-tpot 1ms", ", and 0.0% of requests meet the targets"),
     ("serve gpt2 --rate 4,16 --num-prompts 20 --osl 4 --slo-ttft 1us", "keeps 0.0% of requests within the targets at a rate of 4, "),
-    ("fit deepseek-r1 --gpu h20 --tp 8 --engine sglang", "or `--gpu-memory-utilization 0.97 --max-model-len 107168`."),
+    ("fit deepseek-r1 --gpu h20 --tp 8 --engine sglang", "It fits with `--gpu-memory-utilization 0.97 --max-model-len 107168` or"),
     ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
     ("latency llama-3.1-70b", "output tokens, but it does not fit."),

@@ -294,6 +294,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
 def _longest_context_sentence(record: Record, best: Fit) -> str:
     """Return a sentence on the longest context, which is shorter than the model's maximum."""
     low = record["low_num_seqs"] or best.sequences
+    low = min(low, best.options.max_num_seqs or low)
     users = f" of {low:,} users" * (low > 1)
     image = record.get("image_tokens", 0)
     is_short = (record.get("images") or 0) * image > best.length

@@ -102,6 +102,8 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     first = records[0]
+    if first.get("cost_per_million_tokens") and first["batch_size"] == 1:
+        notes.insert(1, "Cost is of one request at a time. `kvcalc serve` has it under load.")
     if len(records) == 1 and first["tpot_s"] and first["time_basis"] != BOUND and not drafted:
         tokens = first["batch_size"] * first["output_len"]
         rate = tokens * bandwidth_bytes_per_s / first["bytes"]
