@@ -270,8 +270,8 @@ def front_chart(answer: "BestConfigs") -> Chart:
             series.append(Series(label, xs, ys, kind, labels=texts, colour=0))
     if best and best.tpot:
         rate = (best.tokens_per_s_per_gpu or 0.0) / answer.prices.get(best.gpu, 1.0)
-        text = deployment_words(best)
-        series.append(Series("the answer", [best.tpot], [rate], "points", [0.1], [text], 1))
+        labels = [deployment_words(best)]
+        series.append(Series("the answer", [best.tpot], [rate], "points", [0.1], labels, 1))
     max_tpot = answer.need.max_tpot
     if max_tpot and max(tpot_s) > max_tpot / 2:
         series.append(Series(f"at most {seconds(max_tpot)}", [max_tpot], [1.0], "upright"))

@@ -386,6 +386,8 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     reads = ""
     if (reader["read_reduction"] or 0) > max(1, best["read_reduction"] or 0):
         reads = f", and {_variant(reader)} reads {reduction_words(reader['read_reduction'])}"
+    elif best["kv_cache_read_bytes"] < best["kv_cache_bytes"]:
+        reads = f", and reads {reduction_words(best['read_reduction'])}"
     other = max(records, key=lambda r: r["kv_cache_bytes"]) if best is first else first
     if best["kv_cache_bytes"] in (0, other["kv_cache_bytes"]):
         return answer_sentence(sentence, ", and no variant needs less", reads)

@@ -549,7 +549,8 @@ def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
     best, least = (choose(rates, key=rates.__getitem__) for choose in (max, min))
     factor = f", {ratio(rates[best] / rates[least])} that of {least}" * (best != least)
     figure = format_si(rates[best], "B/s")
-    count = plural(len(records), "GPU")
-    title = f"Of {count}, {best} has the most bandwidth, {figure}{factor}."
+    title = (
+        f"Of {plural(len(records), 'GPU')}, {best} has the most bandwidth, {figure}{factor}."
+    )
     notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
     return Table(records, GPU_COLUMNS, title, notes)
