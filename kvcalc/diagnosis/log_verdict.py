@@ -162,7 +162,8 @@ class Adviser(NamedTuple):
         This must be true for the prediction plus the differences between log and prediction, and
         one sequence of the start's max_model_len must fit too. If the log alone does not decide, it
         must also be true for the predicted memory. The result is False if flags cannot express the
-        change.
+        change. If the start failed outside its share and the log has no size of the cache, the
+        cache did fit, so fewer sequences always help.
 
         Args:
             change: The changed start.
