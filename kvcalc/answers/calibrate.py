@@ -108,7 +108,7 @@ def _fit_stack(
     stack: str,
     rows: Sequence[MeasuredRow],
     provenance: Settings,
-    progress: Callable[[str], None],
+    progress: Callable[[str], None] = lambda text: None,
 ) -> tuple[list[FittedKernelModel], str]:
     """Return the fits to rows of a GPU and stack, and the text of the calibration; '' if no family
     could be fitted."""

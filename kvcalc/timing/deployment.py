@@ -440,7 +440,7 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
     return replace(ranks, per_node=near)
 
 
-def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int) -> int:
+def nodes_of(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> int:
     """Return the number of nodes (machines) that one replica occupies.
 
     GPUs that a bridge joins in pairs are on one node, unless `nodes` asks for more.
@@ -503,7 +503,9 @@ def roofline_records(
     return records
 
 
-def mixed_records(deployment: TimedDeployment, text: str, all_positions: bool) -> list[Record]:
+def mixed_records(
+    deployment: TimedDeployment, text: str, all_positions: bool = False
+) -> list[Record]:
     """Return the roofline of a pass over prompts and decodes: a record per operator and a total.
 
     A record has the FLOPs, bytes and times of one GPU in the slowest pipeline stage. The total is

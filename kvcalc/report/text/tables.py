@@ -548,9 +548,9 @@ def gpu_table(records: Sequence[GpuPresetRecord]) -> Table:
     rates = {record["gpu"]: record["bandwidth_bytes_per_s"] for record in records}
     best, least = (choose(rates, key=rates.__getitem__) for choose in (max, min))
     factor = f", {ratio(rates[best] / rates[least])} that of {least}" * (best != least)
-    figure = format_si(rates[best], "B/s")
     title = (
-        f"Of {plural(len(records), 'GPU')}, {best} has the most bandwidth, {figure}{factor}."
+        f"Of {plural(len(records), 'GPU')}, {best} has the most bandwidth, "
+        f"{format_si(rates[best], 'B/s')}{factor}."
     )
     notes = ["", "`kvcalc gpus NAME` shows one GPU with its sources."]
     return Table(records, GPU_COLUMNS, title, notes)
