@@ -150,23 +150,23 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
     [
         # 594 − 301.31 MiB and 0.36 GiB for graphs are 0.0082 of 79.25 GiB; half of the sequences need 297 MiB
         (logs.V1_0_10 + OUT_OF_MEMORY.format("594.00 MiB.", "79.25 GiB of which 301.31 MiB"), "",
-         "594.00 MiB outside the engine's share did not fit, 301.31 MiB of 79.25 GiB are free.", "`--gpu-memory-utilization 0.79` or `--max-num-seqs 128`."),
+         "594.00 MiB outside the engine's share did not fit, 301.31 MiB of 79.25 GiB are free;", "`--gpu-memory-utilization 0.79` or `--max-num-seqs 128`."),
         (OUT_OF_MEMORY.format("7.83 GiB.", "23.64 GiB of which 5.12 GiB"), "", "7.83 GiB of memory did not fit, 5.12 GiB of 23.64",
          "`kvcalc fit MODEL --gpu GPU` shows what fits"),
         (logs.V1_0_14.split("1108] ")[1].partition("\n")[0], "", "40,960 tokens need 6.25 GiB of KV cache, 2.10 GiB are left for 13,760",
          "`--max-model-len 13760`, or with 4.15 GiB more by a larger"),
-        (logs.V0_6_3.split("ValueError: ")[1], "", "one request needs 29,000 tokens of KV cache, 23,648 are left.", "`--max-model-len 23648`."),
-        (logs.V1_0_14, "--context 8k", "2.10 GiB are left for 13,760 tokens. It fits with `", "--max-model-len 8192 --gpu-memory-utilization 0.6"),
+        (logs.V0_6_3.split("ValueError: ")[1], "", "one request needs 29,000 tokens of KV cache, 23,648 are left;", "`--max-model-len 23648`."),
+        (logs.V1_0_14, "--context 8k", "2.10 GiB are left for 13,760 tokens; it fits with `", "--max-model-len 8192 --gpu-memory-utilization 0.6"),
         # the cache needs 4 · 4 GiB beside 4.3 of weights; without flash attention, scores need 8 GiB more
-        (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4.", "--ctx-size 131072 --parallel 4 --flash-attn on"),
-        (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8.", "3 by the log, 34 predicted"),
+        (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4;", "--ctx-size 131072 --parallel 4 --flash-attn on"),
+        (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8;", "3 by the log, 34 predicted"),
         (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens. ", "Requests wait for a full KV cache."),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
-         "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB.", "--tensor-parallel-size 4"),
-        (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB.", "--cache-type-v q8_0"),
-        (SHORT, "", "1.00 GiB of KV cache did not fit", "Use a shorter context"),
-        (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "By prediction it fits: stop the other processes"),
+         "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB;", "--tensor-parallel-size 4"),
+        (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB;", "--cache-type-v q8_0"),
+        (SHORT, "", "1.00 GiB of KV cache did not fit", "use a shorter context"),
+        (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "by prediction it fits: stop the other processes"),
         (TOKENS, "--users 40 --context 800", "its KV cache fits 94 users of 800 tokens.", "94 by the log"),  # of 50 blocks
         (TOKENS + OUT_OF_MEMORY.format("500.00 MiB.", "44.39 GiB of which 210.00 MiB"), "", "500.00 MiB outside the engine's share", "with `--gpu-mem"),
         # 96 KiB · 32,768 tokens are 3 GiB
@@ -175,22 +175,22 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         # 1,487 blocks of 784 tokens in 4 groups: 371 · 784 tokens; a user needs ⌈context / 784⌉ + 3 blocks: 45, 9 or 87
         (HYBRID, H20.format("qwen3.5-27b", "32k"), "its KV cache fits 33 users of 32,768 tokens.", "fit: 33 logged, "),
         (HYBRID, H20.format("qwen3.5-27b", "4k"), "its KV cache fits 165 users of 4,096 tokens.", "290,864 tokens if each layer kept all"),
-        (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "its KV cache fits 17 users of 65,536 tokens, not 20.", "17 by the log, "),
-        (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256. It fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
+        (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "its KV cache fits 17 users of 65,536 tokens, not 20;", "17 by the log, "),
+        (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256; it fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
         (re.sub("GPU KV.*", "", TOKENS), "", "the log has no size of the KV cache.", "users of 40,960 tokens that fit: 1 predicted"),
         # without flags: half of 27.59 GiB of weights; 178,880 tokens of 94 · 4 · 128 · 2 · 2 bytes are 32.1 GiB, a quarter is 8.02 GiB
-        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", " or `--max-model-len 81408`."),
+        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", " or `--max-model-len 81520`."),
         (AVAILABLE.format(8.11) + SIZE.format("178,880"), H100.format("qwen3-235b-a22b-fp8", "8k"), "tp 4, the smallest with the logged cache", "4× h100-sxm"),
         (WEIGHTS.format(20), H100.format("qwen3-235b-a22b-fp8", "8k"), "names no tensor-parallel size: tp 1 is assumed; add --tp", "1× h100-sxm"),
         # 23,648 · 128 KiB and 0.03 of 23.67 GiB are 3.6 GiB of 3.54; 1.71 and 0.05 of 79.18 GiB are 5.67 of 5.07; 13.26 and 0.066 of 78.5 are 18.44 of 4 · 32,768 · 144 KiB
-        (logs.V0_6_3.split("ValueError: ")[1], "--model llama-3.1-8b --gpu rtx3090", "are left. It fits with `--gpu-memory-utilization 0.95` or `--max-model-len 23552`.", "0 by the log, 1 predicted"),
-        (AVAILABLE.format(1.71), H100.format("gpt-oss-120b", "128k"), "0 users of 131,072 tokens, not 1. It fits with `--gpu-memory-utilization 0.97`", "0 by the log"),
-        (logs.SGLANG.replace("26.63", "6.63"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4. It fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
-        (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960. It fits with `--max-model-len 65536`.", "vllm serve"),
+        (logs.V0_6_3.split("ValueError: ")[1], "--model llama-3.1-8b --gpu rtx3090", "are left; it fits with `--gpu-memory-utilization 0.95` or `--max-model-len 23632`.", "0 by the log, 1 predicted"),
+        (AVAILABLE.format(1.71), H100.format("gpt-oss-120b", "128k"), "0 users of 131,072 tokens, not 1; it fits with `--gpu-memory-utilization 0.97`", "0 by the log"),
+        (logs.SGLANG.replace("26.63", "6.63"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4; it fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
+        (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960; it fits with `--max-model-len 65536`.", "vllm serve"),
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
         ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "its KV cache fits 4 users of 8,192 tokens.", "4 logged"),
         (SIZE.format("412,336"), "", "its KV cache stores 412,336 tokens.", "the log names no model. Add --model and --gpu"),
-        (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "It fits with `--max-num-seqs 128`.", "vllm"),
+        (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "it fits with `--max-num-seqs 128`.", "vllm"),
         (CELLS, "", "its KV cache stores 32,768 tokens in 4.00 GiB.", "the log names no model. Add --model and --gpu"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens.", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "its KV cache fits 4 users of 4,096 tokens.", "4 by the log"),

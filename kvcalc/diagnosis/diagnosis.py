@@ -20,21 +20,22 @@ from kvcalc.records import Settings
 from kvcalc.units import format_bytes
 
 # Names of the memory items, in the order in which an engine takes memory.
-ITEM_NAMES = {
-    "memory": "memory of the GPU",
-    "before": "in use before the start",
-    "share": "share that the engine takes",
-    "weights": "weights",
-    "activations": "activations",
-    "libraries": "libraries and collectives",
-    "graphs": "CUDA graphs",
-    "rest": "other memory, not itemised",
-    "cache": "cache",
-    "short": "missing before any cache",
-    "left": "left free",
-    "host_weights": "in the host's memory: weights",
-    "host_cache": "in the host's memory: cache",
-}
+_NAMES_TABLE = """
+    memory: memory of the GPU
+    before: in use before the start
+    share: share that the engine takes
+    weights: weights
+    activations: activations
+    libraries: libraries and collectives
+    graphs: CUDA graphs
+    rest: other memory, not itemised
+    cache: cache
+    short: missing before any cache
+    left: left free
+    host_weights: in the host's memory: weights
+    host_cache: in the host's memory: cache
+"""
+ITEM_NAMES = dict(re.findall(r"(\w+): (.+)", _NAMES_TABLE))
 OUTSIDE_CACHE = ("activations", "libraries")
 BLOCK_TOKENS = 16  # vLLM's default block size
 TOLERANCE = 0.02  # relative difference of sizes that match; half of a tensor's bytes does not

@@ -28,7 +28,7 @@ from kvcalc.capacity.suggested_fixes import (
     smaller_weights,
     wider_requests,
 )
-from kvcalc.diagnosis.diagnosis import ITEM_NAMES, Diagnosis, MemoryItem
+from kvcalc.diagnosis.diagnosis import BLOCK_TOKENS, ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.question.fit_question import TypedWords
@@ -311,7 +311,7 @@ class Adviser(NamedTuple):
     def shorter_contexts(self) -> list[AdviceRecord]:
         """Return a list with the record of the longest max_model_len at which one sequence fits.
 
-        This is a multiple of 256 tokens, at most the length that the log names. The list is empty
+        This is a multiple of 16 tokens, at most the length that the log names. The list is empty
         if no length fits, or if the present max_model_len fits already.
         """
         starts = [self.start.changed(from_log=self.diagnosis.corrections)]
@@ -320,7 +320,7 @@ class Adviser(NamedTuple):
         lengths = [start.result.longest_length or 0 for start in starts if start.result]
         if longest := self.diagnosis.boot.counts.get("longest"):
             lengths.append(longest)
-        tokens = min(lengths, default=0) // 256 * 256
+        tokens = min(lengths, default=0) // BLOCK_TOKENS * BLOCK_TOKENS
         is_outside = self.diagnosis.boot.failure == "outside_share"
         if is_outside or not 0 < tokens < self.diagnosis.predicted.length:
             return []
@@ -355,7 +355,7 @@ class DiagnosisSummary(NamedTuple):
             the log. None without a prediction.
         command: The engine's command line; None without a prediction, or if flags cannot express
             the deployment.
-        remedy: Sentence with the flags that help; "" if none is needed.
+        remedy: Sentence with the flags of the first two changes that help; "" if none is needed.
         changes: Records (dicts) of the changes of flags that help.
         corrections: Logged minus predicted bytes of one GPU; None without a prediction.
     """
@@ -509,9 +509,9 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     elif not fits:
         changes = adviser.find_changes()
         if not is_requested:
-            changes += adviser.shorter_contexts()
+            changes[1:1] = adviser.shorter_contexts()
         remedy = "No change of one or two flags helps on this GPU."
-        if words := [f"`{change['flags']}`" for change in changes]:
+        if words := [f"`{change['flags']}`" for change in changes[:2]]:
             remedy = f"It fits with {join_with_or(words)}."
         if boot.failure == "occupied":
             remedy = f"Stop the processes that use the memory. {remedy}"

@@ -342,18 +342,14 @@ Reader = Callable[[Config], Parts]
 RULES: dict[str, Callable[["Config"], Any]] = {}  # by name, as formulas call them
 _LITERALS = frozenset({"head", "full", "none", "rms", "layer", "layer_no_bias"})
 _OF_LAYER = {"layer_index": "layer", "layer_count": "layers", "layer_type": "layer_type"}
-_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+# Nodes of a formula, and Python's functions for them.
+_NODES = """
+    Add add  Sub sub  Mult mul  FloorDiv floordiv  Mod mod
+    Eq eq  NotEq ne  Lt lt  LtE le  Gt gt  GtE ge
+"""
+_OPERATORS = {
+    getattr(ast, node): getattr(operator, name)
+    for node, name in re.findall(r"(\w+) (\w+)", _NODES)
 }
 
 

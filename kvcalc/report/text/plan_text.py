@@ -270,18 +270,20 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
             explains.
     """
     records = summary.records(log, number)
-    remedy = summary.remedy or FULL * summary.boot.is_full
+    answer = f"{summary.outcome} {FULL * summary.boot.is_full}".rstrip()
+    if remedy := summary.remedy:
+        answer = f"{summary.outcome[:-1]}; {remedy[0].lower()}{remedy[1:]}"
     notes = [summary.basis, summary.capacity]
     if boots > 1:
         first, last = summary.boot.lines
         notes[0] = f"boot {number} of {boots}, lines {first:,} to {last:,}: {notes[0]}"
     details = [
-        f"{change['flags']}: {change['cost']}" for change in summary.changes if change["cost"]
+        f"{change['flags']}: {change['cost']}".removesuffix(": ") for change in summary.changes
     ]
     return Table(
         records[:-1],
         DIAGNOSIS_COLUMNS,
-        f"{summary.outcome} {remedy}".rstrip(),
+        answer,
         [*[""] * bool(summary.items), *notes],
         details=details,
         commands=[change["command"] for change in summary.changes[:1] if change["command"]],
