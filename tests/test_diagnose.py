@@ -277,7 +277,7 @@ def test_however_a_log_was_kept(diagnosed: Any, kvcalc: Run, tmp_path: Path, mon
     path = tmp_path / "kept.log"
     path.write_bytes(data)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(data)))
-    for name in (str(path), "-"):
+    for name in (str(path), "-", logs.V1_0_10):
         found = kvcalc("diagnose", name, "--format", "json").records
         assert [r | {"log": ""} for r in found] == [r | {"log": ""} for r in diagnosed(logs.V1_0_10)]
 

@@ -411,8 +411,13 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
 
 
 def _read_bytes(name: str) -> bytes:
-    """Return at most MAX_BYTES of a file or standard input, and one more byte if more follow."""
-    if name == "-":
+    """Return at most MAX_BYTES of a file or standard input, and one more byte if more follow.
+
+    A name with a colon and a space is itself the text of a log.
+    """
+    if ": " in name:
+        data = name.encode()
+    elif name == "-":
         if sys.stdin is None:
             raise UserError("is closed", where="standard input")
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
