@@ -28,6 +28,7 @@ ERRORS = [
     ("fit -- llama-server -m zzz.gguf", "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf"),
     ("latency gpt2 --gpu rtx-4070-super", "rtx-4070, rtx-4070-ti, rtx-5070-ti, rtx-4060-ti-16gb? A GPU without a preset is a file like `kvcalc gpus"),
     ("fit gpt2 --gpu ryzen-ai-9-hx-370", "CPUs have no presets: save a file with the keys name, vendor, memory_bytes, "),
+    ("roofline gpt2 --batch 64", "For a number of sequences, use --batch-size"),
     ("size llama3.json", "llama3.json: cannot be read: no such file or directory. Did you mean llama-3"),
     ("fit -- ollama run gpt2", "Ollama runs llama.cpp; write `kvcalc fit MODEL -q q4_k_m --engine llama.cpp`"),
     ("size gpt4", "unknown model 'gpt4'. Its dimensions are not public; `kvcalc size --layers N "),

@@ -286,9 +286,9 @@ def _can_broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:
 def _term(word: str, text: str) -> Sequences:
     word = word.strip()
     match = _TERM.fullmatch(word)
-    if not match:
-        text = f"batch {text!r}: {word!r} should read like 4x1@4k"
-        raise UserError(text, "Sequences x new tokens @ context")
+    if not match or text.isdigit():
+        text = f"batch {text!r}: {word!r} should read like 4x1@4k, sequences x new tokens @ context"
+        raise UserError(text, "For a number of sequences, use --batch-size")
     count = parse_tokens(match[1] or "1", "sequences")
     new = parse_tokens(match[2], "new tokens")
     context = parse_tokens(match[3], "context") if match[3] else new

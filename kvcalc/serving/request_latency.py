@@ -291,8 +291,9 @@ def prices_of(words: Sequence[str], gpus: Sequence[Gpu]) -> dict[str, float]:
     """
     text = ",".join(words)
     if text and "=" not in text:
-        if ":" in text or len(gpus) != 1:
-            problem = "not a price" if ":" in text else f"one price for {len(gpus)} GPU models"
+        is_list = {*text} & {":", ","}
+        if is_list or len(gpus) != 1:
+            problem = "not a price" if is_list else f"one price for {len(gpus)} GPU models"
             raise UserError(f"price-per-hour {text!r} is {problem}", "Write h100=2.5,h200=3.1")
         words = [f"{gpus[0].name}={text}"]
     known = {gpu.name: gpu for gpu in gpus}
