@@ -138,7 +138,7 @@ SHORT = logs.LLAMA_CPP_FAILED.replace("262144", "8192").replace("32768.00", "102
 TOKENS = re.sub("Available KV.*", "", logs.V1_0_28)
 AVAILABLE, H20 = "INFO [gpu_worker.py:298] Available KV cache memory: {} GiB\n", "--gpu h20 --model {} --context {}"
 WEIGHTS, SIZE = "INFO Model loading took {} GiB\n", "INFO GPU KV cache size: {} tokens\n"
-CELLS = "llama_kv_cache: size = 4096.00 MiB ( 32768 cells, 32 layers, 1/1 seqs), K (f16): 2048.00 MiB, V (f16): 2048.00 MiB"
+CELLS = "llama_kv_cache: size = 4096.00 MiB ( 32768 cells, 32 layers, 1/ 1 seqs), K (f16): 2048.00 MiB, V (f16): 2048.00 MiB"
 SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
 H100, L4 = "--gpu h100 --model {} --context {}", "--gpu l4 --model llama-3.1-8b --context {}"
 HYBRID = "INFO GPU KV cache size: 290,864 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 33.04x\n"
@@ -190,6 +190,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
         ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "its KV cache fits 4 users of 8,192 tokens.", "4 logged"),
         (SIZE.format("412,336"), "", "its KV cache stores 412,336 tokens.", "the log names no model. Add --model and --gpu"),
+        (SIZE.format("412,336"), "--context 8k", "412,336 tokens, enough for 50 users of 8,192 tokens.", "the log names no model"),
         (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "it fits with `--max-num-seqs 128`.", "vllm"),
         (CELLS, "", "its KV cache stores 32,768 tokens in 4.00 GiB.", "the log names no model. Add --model and --gpu"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens.", "1 by the log"),

@@ -165,7 +165,7 @@ PATTERNS = {
         : size =\s*<all_layers> MiB \(
         <device> compute buffer size =\s*<activations> MiB
         MiB \(\s*(?P<stream_cells>\d{1,12}) cells,\s*\d{1,12} \
-            layers(?:,\s*\d{1,9}(?:/(?P<streams>\d{1,9}))? seqs)?\), K \
+            layers(?:,\s*\d{1,9}(?:/\s*(?P<streams>\d{1,9}))? seqs)?\), K \
             \((?P<cache_type_k>\w+)\):.{0,40}V \((?P<cache_type_v>\w+)\)
         n_seq_max\s*= <max_num_seqs>
         n_ctx\s*= <cells>

@@ -425,7 +425,9 @@ class DiagnosisSummary(NamedTuple):
         return records
 
 
-def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSummary:
+def summarize_log(
+    boot: Boot, model: str, gpu: str, problem: str, context: int = 0
+) -> DiagnosisSummary:
     """Return the summary of a start that is not predicted: the logged sizes, and what helps.
 
     Args:
@@ -433,6 +435,7 @@ def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSu
         model: Name that replaces the model's name in the log; "" for none.
         gpu: Name that replaces the GPU's name in the log; "" for none.
         problem: Sentence: why the start is not predicted.
+        context: Tokens of each user's sequence; 0 for the start's max_model_len.
     """
     gpu_name = gpu or printable(boot.gpu, 80)
     with suppress(UserError):  # none or several GPUs have this memory
@@ -440,6 +443,14 @@ def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSu
             gpu_name = gpu or find_gpu(boot)[0].name
     known = {"memory": boot.memory, "missing": boot.size("needed") - boot.size("cache")}
     sizes = boot.figures | known
+    outcome = choose_sentence(OUTCOMES, boot, known)
+    logged_context = int(boot.flags.get("max_model_len", 0))
+    context = context or logged_context
+    if context and "tokens" in boot.counts and not boot.failure:
+        is_stated = boot.concurrency and context == logged_context
+        count = int(boot.concurrency) if is_stated else boot.counts["tokens"] // context
+        users = f"{count:,} user{'s' * (count != 1)}"
+        outcome = f"{outcome[:-1]}, enough for {users} of {context:,} tokens."
     return DiagnosisSummary(
         boot=boot,
         model=printable(model or boot.model, 80),
@@ -448,7 +459,7 @@ def summarize_log(boot: Boot, model: str, gpu: str, problem: str) -> DiagnosisSu
         items={
             name: MemoryItem(sizes[name], None) for name in ITEM_NAMES if sizes.get(name, 0) > 0
         },
-        outcome=choose_sentence(OUTCOMES, boot, known),
+        outcome=outcome,
         capacity=problem,
         remedy=choose_sentence(REMEDIES, boot, known),
     )
