@@ -84,7 +84,7 @@ READERS: dict[str, Callable[[str], Any]] = {
     "toggle": lambda text: TOGGLES.get(text.lower(), text.lower()),
 }
 # kinds of formats, with the engine's names that are not kvcalc's
-FORMAT_NAMES: dict[str, dict[str, str]] = {
+FORMAT_NAMES = {
     "format": {},
     "torch": first_words("""
         bfloat16  bf16
@@ -552,4 +552,4 @@ _TRTLLM = _dialect(
     image="nvcr.io/nvidia/tensorrt-llm/release",
     port=8000,
 )
-DIALECTS: dict[str, Dialect] = {d.engine: d for d in (_VLLM, _SGLANG, _LLAMA_CPP, _TRTLLM)}
+DIALECTS = {d.engine: d for d in (_VLLM, _SGLANG, _LLAMA_CPP, _TRTLLM)}

@@ -209,7 +209,7 @@ def read_fit_options(values: Settings) -> list[FitOptions]:
             a list of either.
     """
     files: dict[str, Callable[[str], Any]] = {"draft": load_model, "from_log": read_learned}
-    loaded: dict[str, Any] = {"typed_flags": values.get("typed_flags", ())}
+    loaded = {"typed_flags": values.get("typed_flags", ())}
     for name, load in files.items():
         value = values.get(name) or None
         loaded[name] = load(value) if isinstance(value, str) else value

@@ -207,7 +207,7 @@ def _transfer_keys(result: Fit) -> CacheTransferRecord:
     link = gpu.host_link_bytes_per_s
     prefill = replace(result.deployment, parallelism=replace(result.ranks, dp=1, ep=1))
     try:
-        recompute_s: float | None = float(prefill.seconds(Batch.prefill(length)))
+        recompute_s = float(prefill.seconds(Batch.prefill(length)))
     except UserError:  # a GPU without matrix peaks
         recompute_s = None
     return {

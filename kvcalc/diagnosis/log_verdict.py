@@ -395,7 +395,7 @@ class DiagnosisSummary(NamedTuple):
         items = {ITEM_NAMES[key]: item for key, item in self.items.items()}
         items["what fits"] = self.items.get("cache", MemoryItem(None, None))
         empty: Any = dict.fromkeys(DiagnoseRecord.__annotations__)
-        records: list[DiagnoseRecord] = [
+        records = [
             empty
             | {
                 "log": log,

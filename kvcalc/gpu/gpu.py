@@ -331,11 +331,11 @@ def cost_bound(
         UserError: The GPU has no peak for the dtype or a wider one, and `memory_only` is false.
     """
     computed_in, peak = "", None
-    slowest: Any = cost.bytes / gpu.bandwidth_bytes_per_s
+    slowest = cost.bytes / gpu.bandwidth_bytes_per_s
     bound = "memory"
     if dtype and (not memory_only or gpu.computes(dtype)):
         peak, computed_in = gpu.peak(dtype)
-    limits: tuple[tuple[str, Any, Any], ...] = (
+    limits = (
         ("compute", cost.vector_flops, gpu.vector_peak),
         ("network", cost.network_bytes, gpu.link),
         ("network", cost.inter_node_bytes, gpu.inter_domain_rate),

@@ -72,7 +72,7 @@ class Pass:
         self.element = formats.element_bytes
         self.mla_form = mla_form
         self.rotates = rotates
-        self.present: Num = 1
+        self.present = 1
         groups = []
         for group in batch.groups:
             count = ceil_div(array_of(group.count), ranks.dp)
@@ -82,8 +82,8 @@ class Pass:
 
     def _set_groups(self, groups: Iterable[Sequences]) -> None:
         self.groups = tuple(groups)
-        self.tokens: Num = sum(g.count * g.new for g in self.groups)
-        self.sequences: Num = sum(g.count for g in self.groups)
+        self.tokens = sum(g.count * g.new for g in self.groups)
+        self.sequences = sum(g.count for g in self.groups)
 
     def enter(self, kind: str, count: int, writes_cache: bool = True) -> None:
         """Begin to build the operators of all layers of one kind, or of weights outside the layers.

@@ -68,8 +68,8 @@ class ParetoFront:
     def __init__(self) -> None:
         import numpy as np
 
-        self.xs: Array = np.empty(0)
-        self.ys: Array = np.empty(0)
+        self.xs = np.empty(0)
+        self.ys = np.empty(0)
         self.items: list[Any] = []
 
     def add(self, xs: Array, ys: Array, items: Callable[[Array], Sequence[Any]]) -> None:

@@ -151,7 +151,7 @@ class CandidateBatch(NamedTuple):
         """
         import numpy as np
 
-        figures: list[Array] = [self.figures[name][indices] for name in Candidate._fields[3:]]
+        figures = [self.figures[name][indices] for name in Candidate._fields[3:]]
         # NaN and infinity become None
         columns: list[Array] = [
             np.where(np.isfinite(values), values, None) for values in figures

@@ -401,7 +401,7 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
     last_step = Batch.decode(options.context, batch_size)
     if pooling:
         last_step = Batch.prefill(input_len, batch_size)
-    record: dict[str, Any] = {
+    record = {
         **deployment.identifying_keys,
         "batch_size": batch_size,
         "input_len": input_len,
@@ -444,7 +444,7 @@ def _per_token(
     gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
     size = options.batch_size
     tokens = size * options.output_len
-    record: dict[str, Any] = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
+    record = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
     if deployment.model.pooling:
         tokens = size * options.input_len
         record = {

@@ -361,9 +361,9 @@ class ArrivalQueue:
         clients = clients.for_rank(rank, num_ranks)
         self.log = times.for_rank(rank, num_ranks)
         self.num_ranks = num_ranks
-        self.inputs: list[int] = requests.input_len.tolist()
-        self.outputs: list[int] = requests.output_len.tolist()
-        self.fits: list[bool] = pool.fits(requests.input_len + requests.output_len - 1).tolist()
+        self.inputs = requests.input_len.tolist()
+        self.outputs = requests.output_len.tolist()
+        self.fits = pool.fits(requests.input_len + requests.output_len - 1).tolist()
         self.clients = clients
         self.due = requests.arrival_s
         self.answers: list[float] = []
@@ -371,7 +371,7 @@ class ArrivalQueue:
         order = arrivals[: clients.concurrency or None].argsort(kind="stable")
         columns = (column.tolist() for column in (arrivals[order], order, self.due[order]))
         # heap of (arrival, index, sent); a sorted list is a heap
-        self.coming: list[tuple[float, int, float]] = list(zip(*columns, strict=True))
+        self.coming = list(zip(*columns, strict=True))
 
     def request(self, index: int) -> int:
         """Return a request's index among the requests of all data-parallel ranks.

@@ -431,7 +431,7 @@ class Server:
             replicas = self.transfer.replicas
             seconds = [self.transfer.seconds(n) for n in requests.input_len.tolist()]
             transfer_s = sum(seconds) / len(seconds)
-        record: dict[str, Any] = {
+        record = {
             **deployment.identifying_keys,
             "time_basis": deployment.time_basis,
             "client": load.kind,
@@ -537,7 +537,7 @@ def server_errors(
         is_disaggregated: Whether separate replicas process prompts.
     """
     calibration = deployment.calibration
-    errors: dict[str, float | None] = dict.fromkeys(("time", *ERRORS))
+    errors = dict.fromkeys(("time", *ERRORS))
     if calibration and not is_disaggregated and deployment.p90_error(step) is not None:
         kind = "mixture" if is_mixture(deployment.operators(step)) else "dense"
         for name, suffix in ERRORS.items():

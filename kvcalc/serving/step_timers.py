@@ -429,7 +429,7 @@ class InterpolatedStepTimer(StepTimer):
         """Return the seconds of a pass's operators by part: TOKENS, HEAD and GROUP."""
         deployment = self.deployment
         operators = deployment.operators(deployment.timed_batch(Batch((sequences,))))
-        parts: dict[str, Any] = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
+        parts = dict.fromkeys((TOKENS, HEAD, GROUP), 0.0)
         if deployment.calibration:
             timed = operator_seconds(operators, deployment.gpu, deployment.calibration)
             times = [t.seconds for t in timed]

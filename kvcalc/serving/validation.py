@@ -185,7 +185,7 @@ def _kernels_us(
 
     The cache may be in the L2, as in the measurement, so a prediction may be below the bound.
     """
-    bound_us: Array = nan
+    bound_us = nan
     cost = cost_of(op, kind, shape)
     with suppress(UserError):  # a GPU without a peak for these products has no bound
         bound_us = cost_bound(*cost, gpu).seconds * 1e6
