@@ -49,8 +49,7 @@ FALLBACK = "computed in bf16: a100-80gb has no fp8 unit"
 
 @pytest.mark.parametrize("command", ["roofline", "compare --variants none,mqa", "latency", "serve --num-prompts 3 --osl 3"])
 def test_a_fallback_is_never_silent(kvcalc: Run, command: str) -> None:
-    """An A100 has no fp8 units: table and record name the compute dtype. An H100 has them, and bf16 on an A100 needs no
-    fallback."""
+    """An A100 has no fp8 units: table and record name the compute dtype. An H100 has them. bf16 on an A100 needs none."""
     name, _, more = command.partition(" ")
     line = f"{name} llama-3.1-8b {more} --dtype"
     assert FALLBACK in kvcalc(f"{line} fp8 --gpu a100-80gb").out.splitlines()

@@ -47,8 +47,7 @@ def test_integers_of_the_planner(kvcalc: Run, line: str, block: int, per_block: 
 
 
 def test_an_eagle_head_of_full_attention_widens_the_groups() -> None:
-    """gpt-oss-20b has 12 window layers and 12 full layers. One more full layer gives groups of 13, and the window group is
-    padded."""
+    """gpt-oss-20b has 12 window and 12 full layers. One more full layer gives groups of 13, and the window group is padded."""
     target = load_model("gpt-oss-20b")
     head = msgspec.structs.replace(stack(target.kinds["full"].parts[0], layers=1), lent=("embedding", "lm_head"))
     options = FitOptions(engine="vllm", kv_cache_memory_bytes=GIB40, max_num_batched_tokens=8192, draft=head)

@@ -31,8 +31,7 @@ def small(**fields: Any) -> Model:
 @pytest.mark.parametrize(("pp", "dp"), [(1, 1), (2, 1), (1, 2)])
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "gpt-oss-20b", "gemma-3-12b"])
 def test_what_just_holds_a_need(engine: str, model: str, pp: int, dp: int) -> None:
-    """A cache of these bytes fits 6 sequences of 20,000 tokens, and one byte less does not. The same holds for the smallest
-    share."""
+    """A cache of these bytes fits 6 sequences of 20,000 tokens, and one byte less does not. So does the smallest share."""
     ranks, need = Parallelism(pp=pp, dp=dp), {"max_num_seqs": 6, "max_model_len": 20_000}
     found = asked(model, engine, ranks=ranks, **need)
     least = found.needed.cache

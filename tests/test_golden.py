@@ -97,8 +97,7 @@ def test_mha_ratio(kvcalc: Run, name: str, worked: float) -> None:
 
 
 def test_as_mha_a_hybrid_keeps_its_states(kvcalc: Run) -> None:
-    """12 of qwen3-next's 48 layers attend: 16 heads of 256 instead of 2. 36 layers store a state, and 3 columns of 8,192
-    channels."""
+    """12 of qwen3-next's 48 layers attend: 16 heads of 256 instead of 2. 36 store a state, and 3 columns of 8,192 channels."""
     state = 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
     own, plain = (12 * 2 * heads * 256 * 2 * 4096 + state for heads in (2, 16))
     assert mha_ratio(load_model("qwen3-next-80b-a3b"), 4096) == plain / own

@@ -31,8 +31,7 @@ class Tensors:
 
 
 def glm_5_3_flash() -> tuple[Tensors, int]:
-    """Return the elements of GLM-5.3-Flash's language model, D = 4096, and the number of routing biases, which are not
-    parameters."""
+    """Return the elements of GLM-5.3-Flash's language model, D = 4096, and the number of routing biases (no parameters)."""
     held, width, moe = Tensors(), 4096, 0
     held.add(154880, width, times=2)
     held.add(width)

@@ -172,8 +172,7 @@ def place(name: str, card: str = "h100", context: int = 4096) -> Any:
 
 
 def test_the_ffn_turns_where_its_intensity_passes_the_knee() -> None:
-    """gate_up has 4·T·D·F FLOPs and 4·D·F + 2·T·(D + 2·F) bytes, down is similar. Together, compute then takes longer than
-    memory."""
+    """gate_up has 4·T·D·F FLOPs and 4·D·F + 2·T·(D + 2·F) bytes, down is similar. The sum of computing takes longer."""
     d, f, t = 4096, 11_008, compute_bound_batch_size(place("llama-2-7b"), Role.FFN)
 
     def compute_bound(t: int) -> bool:

@@ -52,6 +52,9 @@ ENGINE_MARKS = re.findall(
     vllm: warming up sampler
     sglang: KV Cache is allocated.
     sglang: max_total_num_tokens=
+    sglang: increase --mem-fraction-static
+    llama.cpp: ggml_backend
+    llama.cpp: cudaMalloc failed
     torch: out of memory. Tried to allocate
     """,
 )
@@ -413,9 +416,9 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
 def _read_bytes(name: str) -> bytes:
     """Return at most MAX_BYTES of a file or standard input, and one more byte if more follow.
 
-    A name with a colon and a space is itself the text of a log.
+    A name of four words or more is itself the text of a log.
     """
-    if ": " in name:
+    if len(name.split()) > 3:
         data = name.encode()
     elif name == "-":
         if sys.stdin is None:
@@ -638,6 +641,8 @@ def _complete_figures(boot: Boot) -> None:
             boot.counts["tokens"] = boot.counts.pop("full_tokens")
         if cache_bytes:
             figures["cache"] = cache_bytes + boot.size("conv_states") + boot.size("ssm_states")
+    if boot.size("cache") < 0 and not boot.failure:
+        boot.failure = "no_blocks"
     if "all_layers" in figures and not boot.buffers:
         figures["cache"] = figures["all_layers"]
     for (item, _), size in boot.buffers.items():

@@ -110,8 +110,7 @@ FORMATS: dict[str, tuple[str, list[bytes], list[str]]] = {
 
 @st.composite
 def spoiled(draw: st.DrawFn, bases: list[bytes]) -> bytes:
-    """Draw one of the files with up to three changes: of a word, a line, a character, a byte, or of everything
-    from a position on."""
+    """Draw a file with up to three changes: of a word, a line, a character, a byte, or of everything from a position on."""
     content = draw(st.sampled_from(bases))
     for _ in range(draw(st.integers(0, 3))):
         content = draw(st.sampled_from([_word, _line, _bytes]))(draw, content)

@@ -125,8 +125,7 @@ PRESETS = sorted(path.stem for path in (shipped_folder() / "models").glob("*.yam
 def assert_holds_its_content(
     name: str, engine: str, cache_dtype: str, ranks: Parallelism, lengths: list[int], **more: Any
 ) -> bool:
-    """Return whether an engine accepts a preset. If it does, check that it stores at least the transferred
-    content at each length."""
+    """Return whether an engine accepts a preset. If so, check that it stores at least the transferred content at each length."""
     run = Deployment(load_model(name), H100, Precision(kv_cache_dtype=cache_dtype), ranks)
     given_ = {"kv_cache_memory_bytes": 2**45, "kv_offloading_bytes": 2**45, "weight_bytes": 0, "activation_bytes": 0}
     try:
