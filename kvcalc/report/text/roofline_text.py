@@ -125,17 +125,19 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
     subject = f"The slowest of {stages} stages in a" if stages > 1 else "A"
     subject += f" {PHASES[total['phase']]} of {total['model']} on {total['gpu']}"
     subject += f" with {name}{', ' * bool(name)}batch {total['batch_size']:,}"
-    subject += f" and context {total['context']:,}"
+    subject += f", context {total['context']:,}"
     at_least = "at least " * (not total["time_s"])
     time = kernel_seconds(total["time_s"] or total["roofline_s"])
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
-    read = ""
-    if total["cache_bytes"] > total["weight_bytes"]:
-        read = f", and {total['cache_bytes'] / total['bytes']:.0%} of its bytes are KV cache"
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
+    verb = "takes"
     if total["fits"] is False:
-        read, ffn = ", but does not fit in GPU memory", ""
-    return answer_sentence(f"{subject} takes {at_least}{time}", limit, read, ffn)
+        ffn = ", but does not fit in GPU memory"
+    elif total["bound"] == "memory":
+        is_mostly_cache = total["cache_bytes"] > total["weight_bytes"]
+        cache = f", {total['cache_bytes'] / total['bytes']:.0%} KV cache," * is_mostly_cache
+        verb = f"moves {format_si(total['bytes'], 'B')}{cache} in"
+    return answer_sentence(f"{subject} {verb} {at_least}{time}", limit, ffn)
 
 
 def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
