@@ -154,19 +154,19 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (OUT_OF_MEMORY.format("7.83 GiB.", "23.64 GiB of which 5.12 GiB"), "", "7.83 GiB of memory did not fit, 5.12 GiB of 23.64",
          "`kvcalc fit MODEL --gpu GPU` shows what fits"),
         (logs.V1_0_14.split("1108] ")[1].partition("\n")[0], "", "40,960 tokens need 6.25 GiB of KV cache, 2.10 GiB are left for 13,760",
-         "`--max-model-len 13760`, or with 4.15 GiB more by a larger"),
-        (logs.V0_6_3.split("ValueError: ")[1], "", "one request needs 29,000 tokens of KV cache, 23,648 are left;", "`--max-model-len 23648`."),
+         "`--max-model-len 13760` or a larger `--gpu-memory-utilization`."),
+        (logs.V0_6_3.split("ValueError: ")[1], "", "one request needs 29,000 tokens of KV cache, 23,648 are left;", "`--max-model-len 23648` or a larger"),
         (logs.V1_0_14, "--context 8k", "2.10 GiB are left for 13,760 tokens; it fits with `", "--max-model-len 8192 --gpu-memory-utilization 0.6"),
         # the cache needs 4 · 4 GiB beside 4.3 of weights; without flash attention, scores need 8 GiB more
         (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4;", "--ctx-size 131072 --parallel 4 --flash-attn on"),
         (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8;", "3 by the log, 34 predicted"),
-        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens. ", "Requests wait for a full KV cache."),
+        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens; ", "requests wait for it: use more GPUs"),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
          "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB;", "--tensor-parallel-size 4"),
         (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB;", "--cache-type-v q8_0"),
         (SHORT, "", "1.00 GiB of KV cache did not fit", "use a shorter context"),
-        (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "by prediction it fits: stop the other processes"),
+        (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "by prediction it fits: stop other processes"),
         (TOKENS, "--users 40 --context 800", "its KV cache fits 94 users of 800 tokens.", "94 by the log"),  # of 50 blocks
         (TOKENS + OUT_OF_MEMORY.format("500.00 MiB.", "44.39 GiB of which 210.00 MiB"), "", "500.00 MiB outside the engine's share", "with `--gpu-mem"),
         # 96 KiB · 32,768 tokens are 3 GiB
@@ -204,6 +204,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 def test_the_first_sentence_has_figures(kvcalc: Run, tmp_path: Path, text: str, more: str, first: str, remedy: str) -> None:
     (tmp_path / "server.log").write_text(text, encoding="utf-8")
     answer = kvcalc("diagnose", str(tmp_path / "server.log"), *more.split())
+    assert len(re.split("of one GPU|\n\n", answer.out)[0].split()) <= 25
     assert remedy in f"{answer.err} {answer.joined}".replace("\\ ", "").partition(first)[2]
 
 

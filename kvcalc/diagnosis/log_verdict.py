@@ -43,8 +43,8 @@ OUTCOMES = """
     : The engine started: its KV cache stores {cells:,} tokens in {cache}.
     : The engine started with {cache} of KV cache.
     : The engine started.
-    occupied: Failed: {in_use} were in use before the start, {free} are free, the engine needs \
-        {desired_share}.
+    occupied: Failed: the engine needs {desired_share}, {free} are free, {in_use} were in use \
+        before.
     too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left for \
         {longest:,} tokens.
     too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left.
@@ -68,14 +68,12 @@ OUTCOMES = """
 """
 # What helps if nothing is predicted.
 REMEDIES = """
-    too_long: It fits with `--max-model-len {longest}`, or with {missing} more by a larger \
-        `--gpu-memory-utilization`.
-    too_long: It fits with `--max-model-len {longest}`.
+    too_long: It fits with `--max-model-len {longest}` or a larger `--gpu-memory-utilization`.
     too_long: Use a smaller `--max-model-len` or a larger `--gpu-memory-utilization`.
-    occupied: Stop the processes that use the memory, or use a smaller share of it.
-    no_blocks: Use a shorter context, smaller weights, more GPUs or a larger share of the memory.
-    outside_share: Use a smaller share of the memory or a smaller `--max-num-seqs`.
-    out_of_memory: Use shorter inputs, smaller batches, smaller weights or more GPUs.
+    occupied: Stop other processes or use a smaller share.
+    no_blocks: Use a shorter context or smaller weights or more GPUs or a larger share of memory.
+    outside_share: Use a smaller `--max-num-seqs` or a smaller share.
+    out_of_memory: Use shorter inputs or smaller batches or smaller weights or more GPUs.
     weights: Use smaller weights or more GPUs.
 """
 ROUNDING = 0.01  # users; a log rounds its sizes
@@ -441,7 +439,7 @@ def summarize_log(
     with suppress(UserError):  # none or several GPUs have this memory
         if gpu or boot.gpu or boot.memory:
             gpu_name = gpu or find_gpu(boot)[0].name
-    known = {"memory": boot.memory, "missing": boot.size("needed") - boot.size("cache")}
+    known = {"memory": boot.memory}
     sizes = boot.figures | known
     outcome = choose_sentence(OUTCOMES, boot, known)
     logged_context = int(boot.flags.get("max_model_len", 0))
@@ -516,16 +514,17 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         remedy = choose_sentence(REMEDIES, boot, {"memory": boot.memory})
         available = boot.size("available") or boot.size("free")
         if 0 < available < predicted.gpu.usable_bytes - GIB:  # a CUDA context needs less
-            remedy = "By prediction it fits: stop the other processes that use the GPU."
+            remedy = "By prediction it fits: stop other processes."
     elif not fits:
         changes = adviser.find_changes()
         if not is_requested:
             changes[1:1] = adviser.shorter_contexts()
         remedy = "No change of one or two flags helps on this GPU."
         if words := [f"`{change['flags']}`" for change in changes[:2]]:
-            remedy = f"It fits with {join_with_or(words)}."
-        if boot.failure == "occupied":
-            remedy = f"Stop the processes that use the memory. {remedy}"
+            verb = (
+                "Stop other processes or use" if boot.failure == "occupied" else "It fits with"
+            )
+            remedy = f"{verb} {join_with_or(words)}."
     written = command_of(predicted.requested, options, diagnosis.command.model_words)
     return DiagnosisSummary(
         boot=boot,

@@ -1,5 +1,6 @@
 """Printed answers of `plan` and `diagnose`."""
 
+import re
 from collections.abc import Sequence
 from operator import itemgetter
 from typing import Annotated
@@ -20,6 +21,7 @@ from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
     BOUND,
     MAX_WORDS,
+    answer_sentence,
     columns,
     distinct_values,
     footnotes,
@@ -253,7 +255,7 @@ def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Tab
     return Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)
 
 
-FULL = "Requests wait for a full KV cache. More GPUs or an 8-bit cache store more of them."
+FULL = "Requests wait for it: use more GPUs or an 8-bit cache."
 DIAGNOSIS_COLUMNS = columns(
     DiagnoseRecord, "term logged_bytes predicted_bytes difference_bytes"
 )
@@ -270,9 +272,8 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
             explains.
     """
     records = summary.records(log, number)
-    answer = f"{summary.outcome} {FULL * summary.boot.is_full}".rstrip()
-    if remedy := summary.remedy:
-        answer = f"{summary.outcome[:-1]}; {remedy[0].lower()}{remedy[1:]}"
+    remedy = summary.remedy or FULL * summary.boot.is_full
+    advice = f"; {remedy[:1].lower()}{remedy[1:-1]}" * bool(remedy)
     notes = [summary.basis, summary.capacity]
     if boots > 1:
         first, last = summary.boot.lines
@@ -283,7 +284,7 @@ def diagnosis_table(summary: DiagnosisSummary, log: str, number: int, boots: int
     return Table(
         records[:-1],
         DIAGNOSIS_COLUMNS,
-        answer,
+        answer_sentence(summary.outcome[:-1], *re.split("(?= or )", advice)),
         [*[""] * bool(summary.items), *notes],
         details=details,
         commands=[change["command"] for change in summary.changes[:1] if change["command"]],
