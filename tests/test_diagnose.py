@@ -139,6 +139,9 @@ TOKENS = re.sub("Available KV.*", "", logs.V1_0_28)
 AVAILABLE, H20 = "INFO [gpu_worker.py:298] Available KV cache memory: {} GiB\n", "--gpu h20 --model {} --context {}"
 WEIGHTS, SIZE = "INFO Model loading took {} GiB\n", "INFO GPU KV cache size: {} tokens\n"
 CELLS = "llama_kv_cache: size = 4096.00 MiB ( 32768 cells, 32 layers, 1/ 1 seqs), K (f16): 2048.00 MiB, V (f16): 2048.00 MiB"
+TWO_GPUS = (
+    "n_ctx = 8192\nllama_kv_cache_init: CUDA0 KV buffer size = 697.00 MiB\nllama_kv_cache_init: CUDA1 KV buffer size = 663.00 MiB"
+)
 SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
 H100, L4 = "--gpu h100 --model {} --context {}", "--gpu l4 --model llama-3.1-8b --context {}"
 HYBRID = "INFO GPU KV cache size: 290,864 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 33.04x\n"
@@ -160,7 +163,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         # the cache needs 4 · 4 GiB beside 4.3 of weights; without flash attention, scores need 8 GiB more
         (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4;", "--ctx-size 131072 --parallel 4 --flash-attn on"),
         (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8;", "3 by the log, 34 predicted"),
-        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens; ", "requests wait for it: use more GPUs"),
+        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens; ", "requests wait for KV cache: use more GPUs."),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
          "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB;", "--tensor-parallel-size 4"),
@@ -196,6 +199,8 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (AVAILABLE.format(-1.44), "", "nothing is left for the KV cache, 1.44 GiB are missing;", "shorter context"),
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),
         ("Not enough memory. Please try to increase --mem-fraction-static.", "", "nothing is left for the KV cache;", "shorter context"),
+        (RUNNING, "", "The engine started; ", "requests wait for KV cache: use more GPUs or an 8-bit cache."),
+        (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens.", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "its KV cache fits 4 users of 4,096 tokens.", "4 by the log"),
         (logs.V0_7_3.split("267] ")[3].partition("\n")[0], L4.format("4k"), "2.39 GiB of KV cache fit 4 users of 4,096 tokens.", "4 by the log"),

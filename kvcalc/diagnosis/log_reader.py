@@ -50,6 +50,8 @@ ENGINE_MARKS = re.findall(
     vllm: KV cache is needed
     vllm: LLM engine with config
     vllm: warming up sampler
+    vllm: GPU KV cache usage
+    vllm: is preempted
     sglang: KV Cache is allocated.
     sglang: max_total_num_tokens=
     sglang: increase --mem-fraction-static
@@ -469,7 +471,12 @@ def _split_boots(text: str) -> list[Boot]:
     return [
         boot
         for boot in boots
-        if boot.model or boot.figures or boot.counts or boot.failure or boot.concurrency
+        if boot.model
+        or boot.figures
+        or boot.counts
+        or boot.failure
+        or boot.concurrency
+        or boot.is_full
     ]
 
 

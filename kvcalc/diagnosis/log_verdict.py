@@ -439,8 +439,9 @@ def summarize_log(
     with suppress(UserError):  # none or several GPUs have this memory
         if gpu or boot.gpu or boot.memory:
             gpu_name = gpu or find_gpu(boot)[0].name
-    known = {"memory": boot.memory}
-    sizes = boot.figures | known
+    caches = [size for (item, _), size in boot.buffers.items() if item == "cache"]
+    known = {"memory": boot.memory, "cache": sum(caches) or boot.size("cache")}
+    sizes = known | boot.figures
     outcome = choose_sentence(OUTCOMES, boot, known)
     logged_context = int(boot.flags.get("max_model_len", 0))
     context = context or logged_context
@@ -519,7 +520,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         changes = adviser.find_changes()
         if not is_requested:
             changes[1:1] = adviser.shorter_contexts()
-        remedy = "No change of one or two flags helps on this GPU."
+        remedy = "No change of up to two flags helps on this GPU."
         if words := [f"`{change['flags']}`" for change in changes[:2]]:
             verb = (
                 "Stop other processes or use" if boot.failure == "occupied" else "It fits with"
