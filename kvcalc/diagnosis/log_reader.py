@@ -4,6 +4,7 @@ At most MAX_BYTES of a log and MAX_LINE_CHARACTERS of a line are read.
 """
 
 import json
+import os
 import re
 import sys
 from contextlib import suppress
@@ -418,9 +419,9 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
 def _read_bytes(name: str) -> bytes:
     """Return at most MAX_BYTES of a file or standard input, and one more byte if more follow.
 
-    A name of four words or more is itself the text of a log.
+    A name of four words or more that is no file is itself the text of a log.
     """
-    if len(name.split()) > 3:
+    if len(name.split()) > 3 and not os.path.exists(name):  # noqa: PTH110 (a text may be long)
         data = name.encode()
     elif name == "-":
         if sys.stdin is None:
