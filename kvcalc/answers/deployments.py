@@ -204,8 +204,10 @@ def machine_of(num_gpus: int) -> "tuple[Gpu, int, list[str]]":
         notes.append(f"{text}{f' ({users})' if users else ''}")
     numbers = sorted(gpu.number for gpu in freest)
     if numbers != list(range(num_gpus)):
-        words = ",".join(map(str, numbers))
-        notes.append(f"the GPUs with the most free memory are CUDA_VISIBLE_DEVICES={words}")
+        notes.append(
+            "the GPUs with the most free memory are "
+            f"CUDA_VISIBLE_DEVICES={','.join(map(str, numbers))}"
+        )
     return machine_gpu(freest[0]), freest[-1].used_bytes, notes
 
 

@@ -345,8 +345,7 @@ def _missing(result: Fit) -> str:
                 "weights, activations and overhead are "
                 f"{format_bytes(result.shortage_bytes)} over{per_gpu}"
             )
-        excess = format_bytes(budget.weights - budget.share)
-        return f"weights alone are {excess} over{per_gpu}"
+        return f"weights alone are {format_bytes(budget.weights - budget.share)} over{per_gpu}"
     sizes = result.needed.cache, result.plan.pool(result.kv_budget)
     needed, available = map(format_bytes, sizes)
     return f"has {available} of KV cache{per_gpu} of the {needed} needed"

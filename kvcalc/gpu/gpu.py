@@ -159,8 +159,10 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
             rates = [self.flops_per_s[unit] for unit in units]
             faster = self.fp16_accumulate_flops_per_s.get(units[0], 0.0)
             return max(faster, *rates), units[0]
-        dtypes = ", ".join(self.flops_per_s) or "none"
-        hint = f"Its preset gives: {dtypes}. Only decode steps have a bound without one"
+        hint = (
+            f"Its preset gives: {', '.join(self.flops_per_s) or 'none'}. "
+            "Only decode steps have a bound without one"
+        )
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
 
     def computes(self, dtype: str) -> bool:

@@ -206,8 +206,9 @@ class Batch(msgspec.Struct, frozen=True):
                 if not isinstance(value, int):
                     shapes.add(value.shape)
         if not _can_broadcast(shapes):
-            text = ", ".join(map(str, sorted(shapes)))
-            raise UserError(f"the arrays of a batch do not broadcast: {text}")
+            raise UserError(
+                f"the arrays of a batch do not broadcast: {', '.join(map(str, sorted(shapes)))}"
+            )
 
     @property
     def tokens(self) -> Num:

@@ -83,9 +83,9 @@ class GgufBlock:
             raise self.fields.fail(f"tensor {prefix}{name}.weight is missing")
         actual = tuple(m if n else 0 for n, m in zip(shape, result.shape, strict=False))
         if shape and (len(shape) != len(result.shape) or actual != shape):
-            expected = ", ".join(str(n or "any") for n in shape)
             raise self.fields.fail(
-                f"tensor {result.name} has the shape {list(result.shape)}, not [{expected}]"
+                f"tensor {result.name} has the shape {list(result.shape)}, not "
+                f"[{', '.join(str(n or 'any') for n in shape)}]"
             )
         self.formats += [(weight, result.type) for weight in weights.split()]
         return result
@@ -493,9 +493,10 @@ def _sort_tensors(header: Header, blocks: list[GgufBlock]) -> tuple[int, str]:
         if len(tensor.shape) == 1 or name.endswith(".bias"):
             vector_types.add(tensor.type)
     if len(vector_types) > 1 or not vector_types <= _VECTOR_TYPES.keys():
-        types = ", ".join(sorted(vector_types))
-        text = f"its norms and biases are stored as {types}; one plain type is read"
-        raise blocks[0].fields.fail(text)
+        raise blocks[0].fields.fail(
+            f"its norms and biases are stored as {', '.join(sorted(vector_types))}; "
+            "one plain type is read"
+        )
     return buffers, _VECTOR_TYPES[vector_types.pop()] if vector_types else "fp32"
 
 

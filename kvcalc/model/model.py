@@ -513,8 +513,8 @@ class Model(PresetStruct, frozen=True, dict=True, kw_only=True):
         for item in self.pattern:
             count, _, kind = item.rpartition(" ")
             if kind not in self.kinds:
-                names = ", ".join(self.kinds)
-                return "pattern", f"names an unknown kind {kind!r} (kinds: {names})"
+                problem = f"names an unknown kind {kind!r} (kinds: {', '.join(self.kinds)})"
+                return "pattern", problem
             is_number = count.isascii() and count.isdigit() and 0 < int(count[:9]) <= 100_000
             if count and not is_number:
                 return "pattern", f"item {item!r} should read like '5 {kind}'"

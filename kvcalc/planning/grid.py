@@ -647,8 +647,11 @@ class SearchGrid:
                 unknown = np.flatnonzero(is_unknown).tolist()
                 if unknown:
                     reason = "no rate of a link to another replica is known"
-                    names = list_few(deployments[n].gpu.name for n in unknown)
-                    self.remarks[f"{names}: no disaggregated prefill, as {reason}"] = None
+                    remark = (
+                        f"{list_few(deployments[n].gpu.name for n in unknown)}: "
+                        f"no disaggregated prefill, as {reason}"
+                    )
+                    self.remarks[remark] = None
             for start in range(0, len(indices), step):
                 selected = indices[start : start + step]
                 yield make_batch(need, estimates, selected, self.space, is_disaggregated)

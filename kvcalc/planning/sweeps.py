@@ -165,10 +165,10 @@ def sparse_reads(models: Sequence[Model], last: int, precision: Precision) -> Sp
     sparse = [model for model in models if _has_part(model, Sparse)]
     dense = [m for m in models if m not in sparse and _has_part(m, Latent)]
     if (len(models), len(sparse), len(dense)) != (2, 1, 1):
-        kinds = ", ".join(f"{m.name} has {m.attention}" for m in models)
+        kinds = [f"{m.name} has {m.attention}" for m in models]
         raise UserError(
             "the figure 'dsa-vs-mla' compares two models, one with DSA and one with MLA, such as "
-            f"deepseek-v3.2 and deepseek-v3; {kinds}"
+            f"deepseek-v3.2 and deepseek-v3; {', '.join(kinds)}"
         )
 
     def layer_bytes(model: Model, context: int) -> float:

@@ -610,9 +610,9 @@ def select_rows(
             if row.op == "mla_decode" and name in kernels:
                 shared_rows.append(row._replace(version=""))
     if shared_rows:
-        names = ", ".join(sorted({row.framework for row in shared_rows}))
         note(
-            f"{len(shared_rows):,} rows of latent attention of {names} count too: same kernels"
+            f"{len(shared_rows):,} rows of latent attention of "
+            f"{', '.join(sorted({row.framework for row in shared_rows}))} count too: same kernels"
         )
     num_other = len(rows) - len(own_rows) - len(shared_rows)
     if num_other:
@@ -641,7 +641,8 @@ def _rows_of_gpu(rows: list[MeasuredRow], gpu: Gpu, note: Notify) -> list[Measur
         text = ", ".join(sorted(linked_names))
         note(f"all-reduces of {text} count too: the links are the same")
     if len(selected_rows) < len(rows):
-        others = ", ".join(sorted(names - own_names))
-        num_other = len(rows) - len(selected_rows)
-        note(f"{num_other:,} rows of other GPUs are left out: {others}")
+        note(
+            f"{len(rows) - len(selected_rows):,} rows of other GPUs are left out: "
+            f"{', '.join(sorted(names - own_names))}"
+        )
     return selected_rows

@@ -321,9 +321,9 @@ def compare_table(deployments: "Sequence[TimedDeployment]", records: Records) ->
     if is_timed:
         none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
         notes = pass_notes(records, none_fits)
-        gpus = ", ".join(distinct_values(records, "gpu"))
+        gpus = distinct_values(records, "gpu")
         details += [
-            f"{reference} Times are of one decode step on {gpus}.".lstrip(),
+            f"{reference} Times are of one decode step on {', '.join(gpus)}.".lstrip(),
             *pass_details(records),
             *memory_sentences(records),
         ]

@@ -342,9 +342,9 @@ def attention_table(records: Records) -> Table:
     ridges = dict.fromkeys(
         f"{r['gpu']} {r['knee']:.1f} FLOP/B in {r['computed_in']}" for r in records
     )
-    caches = ", ".join(distinct_values(records, "kv_cache_dtype"))
     notes = footnotes(
-        f"Each row is {SHAPE} without projections, KV cache in {caches}.",
+        f"Each row is {SHAPE} without projections, "
+        f"KV cache in {', '.join(distinct_values(records, 'kv_cache_dtype'))}.",
         "Above a gap of 1×, attention is memory-bound.",
     )
     details = [
