@@ -121,12 +121,12 @@ def test_every_change_that_is_advised_gives_what_was_asked(diagnosed: Any, kvcal
 def test_layers_on_the_host_and_a_shorter_context_in_llama_cpp_s_words(diagnosed: Any, kvcalc: Run, tmp_path: Path) -> None:
     """A layer has 345 MiB of Q8_0 weights and 160 MiB of a cache of 2 · 20,480 cells. Two slots share --ctx-size."""
     last = diagnosed(logs.LLAMA_CPP_TOO_LONG)[-1]
-    change, _ = last["advice"]
+    _, change = last["advice"]
     layers = int(change["flags"].removeprefix("--n-gpu-layers "))
     assert change["command"].endswith(f"--n-gpu-layers {layers}")
     line = "fit --gpu rtx-4060-ti-16gb --format json -- llama-server -m models/Qwen3-14B-Q8_0.gguf -c 40960 -np 2 -ub 512 -ngl"
     assert [kvcalc(f"{line} {n}").records[0]["fits"] for n in (layers, layers + 1)] == [True, False]
-    assert " or `--ctx-size " in last["change"]
+    assert "with `--ctx-size " in last["change"]
     assert int(last["change"].partition("--ctx-size ")[2].split("`")[0]) % 2 == 0
 
 
@@ -182,7 +182,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256; it fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
         (re.sub("GPU KV.*", "", TOKENS), "", "the log has no size of the KV cache.", "users of 40,960 tokens that fit: 1 predicted"),
         # without flags: half of 27.59 GiB of weights; 178,880 tokens of 94 · 4 · 128 · 2 · 2 bytes are 32.1 GiB, a quarter is 8.02 GiB
-        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", " or `--max-model-len 81520`."),
+        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", "`--max-model-len 81520` or `"),
         (AVAILABLE.format(8.11) + SIZE.format("178,880"), H100.format("qwen3-235b-a22b-fp8", "8k"), "tp 4, the smallest with the logged cache", "4× h100-sxm"),
         (WEIGHTS.format(20), H100.format("qwen3-235b-a22b-fp8", "8k"), "names no tensor-parallel size: tp 1 is assumed; add --tp", "1× h100-sxm"),
         # 23,648 · 128 KiB and 0.03 of 23.67 GiB are 3.6 GiB of 3.54; 1.71 and 0.05 of 79.18 GiB are 5.67 of 5.07; 13.26 and 0.066 of 78.5 are 18.44 of 4 · 32,768 · 144 KiB

@@ -519,7 +519,8 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     elif not fits:
         changes = adviser.find_changes()
         if not is_requested:
-            changes[1:1] = adviser.shorter_contexts()
+            is_free = bool(changes) and not changes[0]["cost"]
+            changes[is_free:is_free] = adviser.shorter_contexts()
         remedy = "No change of up to two flags helps on this GPU."
         if words := [f"`{change['flags']}`" for change in changes[:2]]:
             verb = (

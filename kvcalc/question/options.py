@@ -13,7 +13,7 @@ imports no slow modules, because `--help` imports it.
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -490,20 +490,7 @@ def spelled(name: str) -> str:
     return name.strip("_").replace("_", "-")
 
 
-def tokens_or_none(text: str, name: str) -> int:
-    """Parse a number of tokens from a text such as `4k` (4096); 0 is allowed and means none.
-
-    Args:
-        text: The text.
-        name: Name of the option, for the error message.
-
-    Raises:
-        UserError: The text is not a number of tokens.
-    """
-    return parse_tokens(text, name, minimum=0)
-
-
-OptionalTokens = Annotated[int, tokens_or_none]
+OptionalTokens = Annotated[int, partial(parse_tokens, minimum=0)]  # 0 means none
 
 
 def bytes_or_none(text: str, name: str) -> int:

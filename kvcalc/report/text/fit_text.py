@@ -391,7 +391,8 @@ def _missing_sentence(
             fitting = f"Only {closest.sequences:,}" if closest.sequences else "None"
             title = f"{fitting} of {count:,} users of {length} fit on"
     link = ", which" if advised.missing.startswith("has") else ":"
-    title = answer_sentence(f"{title} {placement_words(record)}", f"{link} {advised.missing}")
+    subject, reason = f"{title} {placement_words(record)}", f"{link} {advised.missing}"
+    title = answer_sentence(subject, reason)
     options = closest.options
     can_wait = options.max_num_seqs and not (options.users or options.require)
     if closest.sequences and can_wait and record["command"] and options.engine != "llama.cpp":
@@ -400,7 +401,11 @@ def _missing_sentence(
     elif not advised.fixes:
         return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
     else:
-        note = f"It fits with {join_with_or([f'`{fix}`' for fix in advised.fixes])}."
+        fixes = [f"`{fix}`" for fix in advised.fixes]
+        note, use = f"It fits with {join_with_or(fixes)}.", f"; use {fixes[0]}"
+        title = answer_sentence(subject, reason, use)
+        if not (closest.sequences or use in title):
+            title = answer_sentence(subject, use)
         change = next(iter(advised.fixes.values()))
     written = command_of(change.deployment, change.options, name)
     return title, note, written.line if written else None

@@ -123,17 +123,18 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
         ffn_size: Smallest batch or prompt with a compute-bound FFN.
     """
     subject = f"The slowest of {stages} stages in a" if stages > 1 else "A"
-    subject += f" {PHASES[total['phase']]} of {total['model']} on {total['gpu']}"
+    subject += f" {PHASES[total['phase']]} of {total['model']} on "
+    subject += f"{total['gpus']}× " * (total["gpus"] > 1) + total["gpu"]
     subject += f" with {name}{', ' * bool(name)}batch {total['batch_size']:,}"
     subject += f", context {total['context']:,}"
     at_least = "at least " * (not total["time_s"])
     time = kernel_seconds(total["time_s"] or total["roofline_s"])
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
-    verb = "takes"
     if total["fits"] is False:
-        ffn = ", but does not fit in GPU memory"
-    elif total["bound"] == "memory":
+        ffn = ", but exceeds GPU memory"
+    verb = "takes"
+    if total["bound"] == "memory" and total["gpus"] == 1:
         is_mostly_cache = total["cache_bytes"] > total["weight_bytes"]
         cache = f", {total['cache_bytes'] / total['bytes']:.0%} KV cache," * is_mostly_cache
         verb = f"moves {format_si(total['bytes'], 'B')}{cache} in"
