@@ -433,8 +433,9 @@ def _read_bytes(name: str) -> bytes:
             with Path(name).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except OSError as error:
-            problem = (error.strerror or "error").lower()
-            raise UserError(f"cannot be read: {problem}", where=name) from None
+            raise UserError(
+                f"cannot be read: {(error.strerror or 'error').lower()}", where=name
+            ) from None
     return data
 
 

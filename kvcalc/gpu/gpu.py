@@ -125,8 +125,10 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
             for name in ("bf16", "fp8")
             if name in self.flops_per_s
         ]
-        rate = format_si(self.bandwidth_bytes_per_s, "B/s")
-        memory = f"{format_bytes(self.memory_bytes)} at {rate}"
+        memory = (
+            f"{format_bytes(self.memory_bytes)} at "
+            f"{format_si(self.bandwidth_bytes_per_s, 'B/s')}"
+        )
         return f"{self.name}: {', '.join([memory, *peaks])}"
 
     _repr_pretty_ = shown_briefly

@@ -183,8 +183,9 @@ def _unknown(name: str, kind: str, files: PathsByName, aliases: PathsByName) -> 
         names = [*files, *aliases]
         if kind == "models":
             names = similar_models(name, names)
-        near = nearest(name, names, printed_names=stems)
-        hint = f"{near} {OWN_GPU_HINT * (kind == 'gpus')}".strip()
+        hint = (
+            f"{nearest(name, names, printed_names=stems)} {OWN_GPU_HINT * (kind == 'gpus')}"
+        ).strip()
     if not hint:
         hint = "Use its Hugging Face name, such as OWNER/NAME, or a config.json; "
         hint += "`kvcalc models` lists the presets"

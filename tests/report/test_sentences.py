@@ -87,7 +87,7 @@ PHRASES = [
     ("fit deepseek-r1 --gpu h20 --tp 8 --engine sglang", "It fits with `--gpu-memory-utilization 0.97 --max-model-len 107168` or"),
     ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
-    ("latency llama-3.1-70b", "output tokens, but it does not fit."),
+    ("latency llama-3.1-70b", "output tokens, TTFT 431 ms, but it does not fit."),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
     (PLAN, "1× rtx-5090 is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
     ("plan llama-3.1-8b --users 8 --context 8k", "1× l40s is the smallest deployment"),  # all others have more memory

@@ -152,7 +152,8 @@ def _size_sentence(
     cache = f"of KV cache{per_gpu} for {load_words(last)}"
     has_models = "model" in keys
     is_plural = (has_models and len(groups[least]) > 1) or last["parameters_exact"] is None
-    subject = f"{smallest if has_models else model.name} need{'s' * (not is_plural)}"
+    each = " each" * (has_models and least == most)
+    subject = f"{smallest if has_models else model.name}{each} need{'s' * (not is_plural)}"
     if least != most:
         return _different_sizes(groups, subject, load_words(last), per_gpu, has_models)
     first_size = format_bytes(first["kv_cache_bytes"])

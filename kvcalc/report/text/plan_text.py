@@ -242,8 +242,22 @@ def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Tab
     met = [row for row in rows if row["meets"]]
     tried = sum(answer.num_tried for answer in plan.answers)
     limit = f"up to {plan.space.max_gpus:,} GPUs"
-    verb = "may be" if any(_is_unproven(part) for part in plan.answers if part.best) else "are"
-    title = f"{len(met)} of {len(plan.answers)} requirements {verb} met with {limit}."
+    verb = "may be" if any(_is_unproven(part) for part in plan.answers if part.best) else "is"
+    title = (
+        f"{len(met)} of {len(plan.answers)} requirements {verb.replace('is', 'are')} met "
+        f"with {limit}."
+    )
+    names = distinct_values(rows, "model")
+    if len(met) == len(plan.answers) and len(names) in (1, len(rows)):
+        if len(names) == 1:
+            names = [requirement_words(answer.need) for answer in plan.answers]
+        size = "cheapest" if plan.answers[0].prices else "smallest"
+        start, end = (
+            f"{rows[index]['total_gpus']:,}× {rows[index]['gpu']} for {names[index]}"
+            for index in (0, -1)
+        )
+        text = answer_sentence(f"The {size} deployment {verb} {start}", f", and {end}")
+        title = text if end in text else title
     notes = (
         footnotes(", ".join(shared_words(rows, FORMAT_WORDING)), *time_footnotes(rows))
         if rows

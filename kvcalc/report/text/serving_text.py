@@ -106,8 +106,10 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
         notes.insert(1, "Cost is of one request at a time. `kvcalc serve` has it under load.")
     if len(records) == 1 and first["tpot_s"] and first["time_basis"] != BOUND and not drafted:
         tokens = first["batch_size"] * first["output_len"]
-        rate = tokens * bandwidth_bytes_per_s / first["bytes"]
-        notes.append(f"Memory bandwidth allows at most {rate:,.1f} tokens/s.")
+        notes.append(
+            "Memory bandwidth allows at most "
+            f"{tokens * bandwidth_bytes_per_s / first['bytes']:,.1f} tokens/s."
+        )
     details = [
         *short,
         *pass_details(records),
@@ -173,7 +175,8 @@ def _latency_sentence(records: Records) -> str:
     if names[fast] != names[slow] and times[slow] > MIN_VISIBLE_RATIO * times[fast]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
-    ttft = seconds(best["ttft_s"])
+    mark = "≥ " * bool(at_least)
+    ttft = f"{mark}{seconds(best['ttft_s'])}"
     if uncached := best.get("uncached_ttft_s"):
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
@@ -190,14 +193,13 @@ def _latency_sentence(records: Records) -> str:
             figure = f"{loads[-1]['output_tokens_per_s']:,.1f}"
         clauses.append(f", {figure} with {load}")
     elif is_plain and not uncached:
-        mark = "≥ " * bool(at_least)
-        clauses += [f", TTFT {mark}{ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
+        clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
         embedded = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
         return answer_sentence(f"{_server_words(best)} embeds {embedded} per second{misfit}")
     server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {work}"
-    return answer_sentence(start, *([misfit] if misfit else clauses))
+    return answer_sentence(start, *([f", TTFT {ttft}", misfit] if misfit else clauses))
 
 
 def _generation_sentence(records: Records) -> str:
