@@ -125,8 +125,7 @@ def _charted(chart: Chart) -> str:
         ends = dict.fromkeys([*points[:1], *points[-1:]])
         texts = [f"{chart.y.tick(y)} at {chart.x.tick(x)}" for x, y in ends]
         name = series.label.removesuffix(f": {chart.y.tick(series.ys[-1])}")
-        values = ", ".join(texts or map(chart.y.tick, series.ys))
-        lines.append(f"{name or 'further'}: {values}")
+        lines.append(f"{name or 'further'}: {', '.join(texts or map(chart.y.tick, series.ys))}")
     return "\n".join(lines) + "\n"
 
 
@@ -604,10 +603,11 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
         dtypes = f"{record['dtype']} weights, a cache in {record['kv_cache_dtype']}"
         lines.append(f"{deployment_words(point)}, {dtypes}, {record['time_basis']} times:")
         for key in PLAN_KEYS.split():
-            formula = with_numbers(formulas.get(key, ""), values)
             if values[key] is not None:
-                value = operand(key, values[key])
-                lines.append(f"  {key} = {formula} = {value}".replace("=  = ", "= "))
+                formula = with_numbers(formulas.get(key, ""), values)
+                lines.append(
+                    f"  {key} = {formula} = {operand(key, values[key])}".replace("=  = ", "= ")
+                )
         if record["output_len"]:
             lines.append(DELAY_RULE)
         fitted = command(point, space)

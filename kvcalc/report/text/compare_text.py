@@ -144,7 +144,10 @@ def _size_sentence(
     equal = equal_records(records, last, *LOAD)
     keys, names = sides(equal, STORAGE_KEYS)
     groups: dict[int, list[str]] = {}
+    kinds = [record["attention"] for record in equal]
     for record, name in zip(equal, names, strict=True):
+        if keys == ["model"] and len(set(kinds)) == 2 == len(" ".join(kinds).split()):
+            name += f" with {record['attention']}"
         groups.setdefault(record["kv_cache_bytes"], []).append(name.replace(", ", " with ", 1))
     least, most = min(groups), max(groups)
     smallest, size = _joined(groups[least]), format_bytes(least)

@@ -99,8 +99,6 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
         "No TTFT: the GPU's compute peak is unknown."
         * any(r["ttft_s"] is None for r in records),
     )
-    if any(r["gpus"] > 1 for r in records):
-        notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     first = records[0]
     if first.get("cost_per_million_tokens") and first["batch_size"] == 1:
         notes.insert(1, "Cost is of one request at a time. `kvcalc serve` has it under load.")
@@ -110,6 +108,8 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
             "Memory bandwidth allows at most "
             f"{tokens * bandwidth_bytes_per_s / first['bytes']:,.1f} tokens/s."
         )
+    if any(r["gpus"] > 1 for r in records):
+        notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     details = [
         *short,
         *pass_details(records),
