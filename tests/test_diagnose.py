@@ -195,6 +195,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (SIZE.format("412,336"), "", "its KV cache stores 412,336 tokens.", "the log names no model. Add --model and --gpu"),
         (SIZE.format("412,336"), "--context 8k", "412,336 tokens, enough for 50 users of 8,192 tokens.", "the log names no model"),
         (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "it fits with `--max-num-seqs 128`.", "vllm"),
+        (HYBRID, "--context 4k", "its KV cache stores 290,864 tokens.", "the log names no model"),
         (CELLS, "", "its KV cache stores 32,768 tokens in 4.00 GiB.", "the log names no model. Add --model and --gpu"),
         (AVAILABLE.format(-1.44), "", "nothing is left for the KV cache, 1.44 GiB are missing;", "shorter context"),
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),

@@ -630,8 +630,8 @@ def _complete_figures(boot: Boot) -> None:
 
     The peak of torch includes weights. SGLang's cache consists of keys and values of all pools, and
     states. For llama.cpp, the device with the most memory in use counts, and old releases log the
-    tokens of the cache only as `n_ctx`. vLLM and SGLang allocate nothing in their share after the
-    cache, so a later allocation fails outside the share.
+    tokens of the cache only as `n_ctx`. A cache of negative size is a failed start. vLLM and SGLang
+    allocate nothing in their share after the cache, so a later allocation fails outside the share.
     """
     if boot.version.startswith(V0_RELEASES):
         boot.is_v0 = True

@@ -444,10 +444,12 @@ def summarize_log(
     sizes = known | boot.figures
     outcome = choose_sentence(OUTCOMES, boot, known)
     logged_context = int(boot.flags.get("max_model_len", 0))
-    context = context or logged_context
-    if context and "tokens" in boot.counts and not boot.failure:
-        is_stated = boot.concurrency and context == logged_context
-        count = int(boot.concurrency) if is_stated else boot.counts["tokens"] // context
+    context, tokens = context or logged_context, boot.counts.get("tokens", 0)
+    is_stated = boot.concurrency and context == logged_context
+    # windows or states: the logged tokens hold only at the logged context
+    is_hybrid = boot.concurrency * logged_context > 1.02 * tokens
+    if context and tokens and not boot.failure and (is_stated or not is_hybrid):
+        count = int(boot.concurrency) if is_stated else tokens // context
         users = f"{count:,} user{'s' * (count != 1)}"
         outcome = f"{outcome[:-1]}, enough for {users} of {context:,} tokens."
     return DiagnosisSummary(
@@ -519,6 +521,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
     elif not fits:
         changes = adviser.find_changes()
         if not is_requested:
+            # a shorter context comes before changes that cost something
             is_free = bool(changes) and not changes[0]["cost"]
             changes[is_free:is_free] = adviser.shorter_contexts()
         remedy = "No change of up to two flags helps on this GPU."

@@ -146,6 +146,7 @@ def _size_sentence(
     groups: dict[int, list[str]] = {}
     kinds = [record["attention"] for record in equal]
     for record, name in zip(equal, names, strict=True):
+        # two models whose attention differs and is one word, such as MLA
         if keys == ["model"] and len(set(kinds)) == 2 == len(" ".join(kinds).split()):
             name += f" with {record['attention']}"
         groups.setdefault(record["kv_cache_bytes"], []).append(name.replace(", ", " with ", 1))
@@ -155,8 +156,10 @@ def _size_sentence(
     cache = f"of KV cache{per_gpu} for {load_words(last)}"
     has_models = "model" in keys
     is_plural = (has_models and len(groups[least]) > 1) or last["parameters_exact"] is None
-    each = " each" * (has_models and least == most)
-    subject = f"{smallest if has_models else model.name}{each} need{'s' * (not is_plural)}"
+    subject = (
+        f"{smallest if has_models else model.name}{' each' * (has_models and least == most)} "
+        f"need{'s' * (not is_plural)}"
+    )
     if least != most:
         return _different_sizes(groups, subject, load_words(last), per_gpu, has_models)
     first_size = format_bytes(first["kv_cache_bytes"])

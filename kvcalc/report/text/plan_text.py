@@ -251,12 +251,15 @@ def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Tab
     if len(met) == len(plan.answers) and len(names) in (1, len(rows)):
         if len(names) == 1:
             names = [requirement_words(answer.need) for answer in plan.answers]
-        size = "cheapest" if plan.answers[0].prices else "smallest"
         start, end = (
             f"{rows[index]['total_gpus']:,}× {rows[index]['gpu']} for {names[index]}"
             for index in (0, -1)
         )
-        text = answer_sentence(f"The {size} deployment {verb} {start}", f", and {end}")
+        text = answer_sentence(
+            f"The {'cheapest' if plan.answers[0].prices else 'smallest'} deployment "
+            f"{verb} {start}",
+            f", and {end}",
+        )
         title = text if end in text else title
     notes = (
         footnotes(", ".join(shared_words(rows, FORMAT_WORDING)), *time_footnotes(rows))

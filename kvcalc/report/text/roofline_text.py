@@ -117,6 +117,9 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
 def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) -> str:
     """Return a sentence on the time of the pass and its limit.
 
+    On one GPU, a memory-bound pass states its bytes. If the KV cache is larger than the weights,
+    its share of the bytes follows.
+
     Args:
         stages: Pipeline stages.
         name: Values that distinguish the deployment from those of other passes.
