@@ -8,7 +8,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,16 @@ else:
 Value = Any  # a number, Points, or a NumPy array of numbers
 
 NUMBERS = (int, float)
+Key = TypeVar("Key")
+Member = TypeVar("Member")
+
+
+def grouped(pairs: Iterable[tuple[Key, Member]]) -> dict[Key, list[Member]]:
+    """Return the second parts of (key, member) pairs as lists by key, in the order of the pairs."""
+    groups: dict[Key, list[Member]] = {}
+    for key, member in pairs:
+        groups.setdefault(key, []).append(member)
+    return groups
 
 
 class Points(tuple[Any, ...]):

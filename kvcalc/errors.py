@@ -56,7 +56,11 @@ class UserError(Exception):
         what: The problem, as a sentence without a full stop.
         hint: The text to type instead, or the nearest valid input; '' without a hint.
         where: The place of the problem, such as a file and a key; '' without a place.
+        read_as: Name of a model that cannot be read, and the `Checkpoint` (a preset and its format)
+            that this name means; None if there is none.
     """
+
+    read_as: "Any" = None
 
     def __init__(self, what: str, hint: str = "", where: str = "") -> None:
         self.what, self.where, self.hint = (
@@ -71,9 +75,9 @@ class UserError(Exception):
         return f"{head}. {self.hint}" if self.hint else head
 
 
-def join_words(words: Sequence[str]) -> str:
-    """Return one or more words as one text: `a, b and c`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+def join_words(words: Sequence[str], link: str = " and ") -> str:
+    """Return words as one text: `a, b and c`. The text before the last word is `link`."""
+    return link.join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def list_few(names: Iterable[str]) -> str:

@@ -204,19 +204,18 @@ def scale_of(count: float) -> tuple[int, str]:
     return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
 
 
-def format_si(value: float, unit: str = "", digits: int = 3) -> str:
+def format_si(value: float, unit: str = "") -> str:
     """Return a value as text with a decimal prefix: 3.35e12 and 'B/s' give '3.35 TB/s'.
 
     Args:
         value: A number without a prefix, such as 3.35e12.
         unit: Unit that follows the prefix, such as `B/s`.
-        digits: Number of significant digits.
     """
-    rounded = float(f"{abs(value):.{digits}g}")  # 999.6 is 1 k to three digits
+    rounded = float(f"{abs(value):.3g}")  # 999.6 is 1 k to three digits
     for power, prefix in zip(range(18, 0, -3), "EPTGMk", strict=True):
         if rounded >= 10**power:
-            return f"{value / 10**power:.{digits}g} {prefix}{unit}".rstrip()
-    return f"{value:.{digits}g} {unit}".rstrip()
+            return f"{value / 10**power:.3g} {prefix}{unit}".rstrip()
+    return f"{value:.3g} {unit}".rstrip()
 
 
 def format_seconds(value: float) -> str:

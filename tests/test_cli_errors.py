@@ -8,7 +8,7 @@ from kvcalc.errors import list_few
 ERRORS = [
     ("size llama-3.1-8x", "unknown model 'llama-3.1-8x'. Did you mean llama-3.1-8b, "),
     ("size qwen2.5:9b", "unknown model 'qwen2.5:9b'. Did you mean qwen3.5-9b?"),  # same family and size
-    ("size qwen3-14b-awq", "unknown model 'qwen3-14b-awq'. It is the preset qwen3-14b with --quantization awq"),
+    ("size qwen3-14b-awq -q fp8", "unknown model 'qwen3-14b-awq'. It is the preset qwen3-14b with --quantization awq"),
     ("plan gpt2 --users 1 --context 9 --gpu h100 --tp 1,0", "tp '0' is not a number of GPUs. Give a whole number from 1 up"),
     ("size ''", "the model's name is empty"),
     ("size", "no model is named. Name one (`kvcalc models` lists them), or give --layers,"),

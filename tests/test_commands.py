@@ -101,6 +101,8 @@ def test_keys_of_mappings_that_are_not_read() -> None:
         ),
         ("gpt2 llama-server -c 1k -np 2", {"max_model_len": 500, "max_num_seqs": 2, "kv_cache_dtype": "fp16"}),
         ("trtllm-serve serve gpt2 --tp_size 2 --max_seq_len=512", {"tp": 2, "max_model_len": 512}),
+        # argparse accepts the start of one flag's name; --max-num starts two
+        ("vllm serve gpt2 --tensor_parallel 2 --gpu-mem=0.8 --max-num 8", {"tp": 2, "gpu_memory_utilization": 0.8}),
     ],
 )
 def test_what_lines_say(line: str, said: dict[str, Any]) -> None:
@@ -126,8 +128,7 @@ def test_lines_that_say_nothing(line: str, message: str) -> None:
 
 
 def test_a_model_is_no_command_line() -> None:
-    assert not is_command(["llama-3.1-8b"])
-    assert not is_command(["a", "b"])
+    assert not is_command(["llama-3.1-8b"]) and not is_command(["a", "b"])
     assert is_command(["vllm serve gpt2"])
 
 

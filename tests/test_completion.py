@@ -37,13 +37,12 @@ def asked(shell: str, line: str, **more: str) -> subprocess.CompletedProcess[str
 def offered(line: str) -> list[str]:
     done = asked("bash", line)
     assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout.split("\n")[:-1]
+    return done.stdout.split()
 
 
 def test_commands_models_gpus_and_words_of_options_are_known() -> None:
     assert offered("kvcalc ") == [*COMMANDS]
-    assert offered("kvcalc si") == ["size"]
-    assert offered("kvcalc --v") == ["--version"]
+    assert offered("kvcalc si") == ["size"] and offered("kvcalc --v") == ["--version"]
     assert sorted(offered("kvcalc size llama-3.1")) == LLAMAS
     assert sorted(offered("kvcalc size gpt2 LLAMA-3.1")) == LLAMAS
     assert sorted(offered("kvcalc size --context 4k --wide llama-3.1")) == LLAMAS
@@ -71,19 +70,17 @@ def test_a_list_and_a_joined_value_are_completed_at_their_end() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_option_is_offered_until_it_is_given(command: str, kvcalc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [word.text for word in completion.candidates([command], "--")]
+    words = [word.value for word in completion.candidates([command], "--")]
     parameters = parameters_of(command)
     assert {*words} == {n for p in parameters for n in p.names if n[1] == "-"} | {"--help", "--help-all"}
     for parameter in (p for p in parameters if not p.is_argument):
-        again = {word.text for word in completion.candidates([command, parameter.names[0], "x"], "--")}
+        again = {word.value for word in completion.candidates([command, parameter.names[0], "x"], "--")}
         assert ({*parameter.names} & again != set()) == parameter.is_list
 
 
 def test_odd_questions_get_an_answer_and_no_traceback() -> None:
     done = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE="complete_bash", COMP_WORDS='kvcalc size "lla', COMP_CWORD="2")
     assert (done.returncode, done.stderr) == (0, "")
-    start = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE="complete_bash", COMP_WORDS="kvcalc", COMP_CWORD="abc")
-    assert (start.returncode, start.stderr) == (0, "")
     for instruction in ("complete_tcsh", "complete", "source_", "source_tcsh"):
         done = run([sys.executable, "-m", "kvcalc"], _KVCALC_COMPLETE=instruction, SHELL="/bin/tcsh")
         assert done.returncode == 2 and done.stderr.startswith("kvcalc: no completion for the shell 'tcsh'")

@@ -162,7 +162,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.V1_0_14, "--context 8k", "2.10 GiB are left for 13,760 tokens; it fits with `", "--max-model-len 8192 --gpu-memory-utilization 0.6"),
         # the cache needs 4 · 4 GiB beside 4.3 of weights; without flash attention, scores need 8 GiB more
         (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4;", "--ctx-size 131072 --parallel 4 --flash-attn on"),
-        (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache fit 3 users of 65,536 tokens, not 8;", "3 by the log, 34 predicted"),
+        (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache per GPU fit 3 users of 65,536 tokens, not 8;", "3 by the log, 34 predicted"),
         (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens; ", "requests wait for KV cache: use more GPUs."),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
@@ -193,7 +193,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
         ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "its KV cache fits 4 users of 8,192 tokens.", "4 logged"),
         (SIZE.format("412,336"), "", "its KV cache stores 412,336 tokens.", "the log names no model. Add --model and --gpu"),
-        (SIZE.format("412,336"), "--context 8k", "412,336 tokens, enough for 50 users of 8,192 tokens.", "the log names no model"),
+        (SIZE.format("412,336"), "--context 8k --users 64", "enough for 50 users of 8,192 tokens, not 64.", "the log names no model"),
         (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "it fits with `--max-num-seqs 128`.", "vllm"),
         (HYBRID, "--context 4k", "its KV cache stores 290,864 tokens.", "the log names no model"),
         (CELLS, "", "its KV cache stores 32,768 tokens in 4.00 GiB.", "the log names no model. Add --model and --gpu"),

@@ -311,8 +311,8 @@ def test_a_failure_names_the_preset_of_the_same_shape_or_similar_presets(kvcalc:
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    same, near = kvcalc("size Qwen/Qwen3-14B-AWQ"), kvcalc("size allenai/Olmo-3-32B-New")
-    assert (same.code, same.out, near.out) == (2, "", "") and same.err.endswith(
-        "The preset qwen3-14b with --quantization awq needs no network\n"
-    )
+    same, near = kvcalc("size Qwen/Qwen3-14B-AWQ gpt2"), kvcalc("size allenai/Olmo-3-32B-New")
+    assert (same.code, same.out, near.out) == (2, "", "") and same.err.endswith("--quantization awq needs no network\n")
+    alone, preset = kvcalc("size Qwen/Qwen3-14B-AWQ"), kvcalc("size qwen3-14b -q awq")
+    assert (alone.out, preset.err) == (preset.out, "") and alone.err.endswith("; read as qwen3-14b awq\n")
     assert near.err.endswith(" to fetch the file. Did you mean olmo-3.1-32b, olmo-2-32b?\n")

@@ -66,5 +66,4 @@ def latency_answer(
         [deployment.model for deployment in deployments],
         max(request.context for request in requests),
     )
-    bandwidth = deployments[0].gpu.bandwidth_bytes_per_s
-    return Answer(records, lambda: latency_tables(records, bandwidth), draw, _notes=notes)
+    return Answer(records, lambda: latency_tables(records), draw, _notes=notes)

@@ -215,7 +215,11 @@ def _parse_flags(
             continue
         option, has_value, text = word.partition("=")
         option, _, keys = option.partition(".")
-        flag = flags.get(option.replace("_", "-"))  # engines treat - and _ as equal
+        name = option.replace("_", "-")  # engines treat - and _ as equal
+        flag = flags.get(name)
+        if not flag and name.startswith("--"):  # argparse accepts the start of one flag's name
+            longer = {flags[text] for text in flags if text.startswith(name)}
+            flag = longer.pop() if len(longer) == 1 else None
         if flag and keys and (flag.name not in MAPPINGS or keys.count(".") > 1):
             flag = None
         is_switch = flag is not None and flag.is_switch

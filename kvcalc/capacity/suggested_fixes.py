@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from kvcalc.capacity.command_line import command_of, option_words, with_values
 from kvcalc.capacity.deployment_fit import Fit, fit
 from kvcalc.capacity.fit_options import FitOptions
-from kvcalc.errors import UserError
+from kvcalc.errors import UserError, join_words
 from kvcalc.model.memory import weight_bytes, windows
 from kvcalc.model.model import Model
 from kvcalc.storage.formats import canonical
@@ -197,7 +197,7 @@ def join_with_or(words: Sequence[str]) -> str:
 
     Of a text that does not fit in one line of a footnote, only the first and last words remain.
     """
-    text = " or ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    text = join_words(words, " or ")
     has_room = len(text) <= MAX_FIXES or len(words) < 3
     return text if has_room else f"{words[0]} or {words[-1]}"
 

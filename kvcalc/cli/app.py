@@ -89,10 +89,9 @@ def _show_help(words: list[str], own_words: list[str]) -> int | None:
         return None
     from kvcalc.cli.help import command_help, first_steps, general_help
 
+    text = general_help() if words else first_steps()
     if command in COMMANDS:
         text = command_help(command, "--help-all" in own_words)
-    else:
-        text = general_help() if words else first_steps()
     sys.stdout.write(text)
     return 0
 

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -137,12 +138,37 @@ def _parsed(command: str, words: Sequence[str]) -> Any:
 
             check_picture(output.plot, output.style)
         with bytes_shown_in(output.units):
-            return print_answer(compute(**arguments), output)
+            try:
+                answer = compute(**arguments)
+            except UserError as error:
+                names = {parameter.name for parameter in parameters}
+                arguments = arguments_for(compute, _with_preset(typed, error, names))
+                answer = compute(**arguments)
+            return print_answer(answer, output)
 
     function: Any = run
     function.__signature__ = inspect.Signature(declared)
     function.__annotations__ = {p.name: p.annotation for p in declared}
     return function
+
+
+def _with_preset(typed: dict[str, Any], error: UserError, names: set[str]) -> dict[str, Any]:
+    """Return typed values with the preset and the format that the name of a checkpoint means.
+
+    Raises:
+        UserError: The error, if there is no such preset, or if the command's options with these
+            `names` are typed or lack the format.
+    """
+    if not error.read_as:
+        raise error
+    name, same = error.read_as
+    places = [key for key, value in typed.items() if value == [name]]
+    stored = same.quantization or same.dtype
+    formats = {"quantization" if same.quantization else "dtype": stored or "auto"}
+    if not (places and formats.keys() <= names - typed.keys()):
+        raise error
+    print(f"note: {error.what}; read as {same.name} {stored}".rstrip(), file=sys.stderr)
+    return typed | formats | {key: [same.name] for key in places}
 
 
 def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> None:

@@ -6,12 +6,11 @@ folders of presets. For speed, no module that computes is loaded.
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvcalc.errors import UserError, nearest
 
@@ -26,11 +25,11 @@ class Word(NamedTuple):
     """A word that shell completion offers.
 
     Attributes:
-        text: The word.
+        value: The word.
         help: Its meaning, which zsh and fish show; '' if it needs none.
     """
 
-    text: str
+    value: str
     help: str = ""
 
 
@@ -43,20 +42,21 @@ def answer(instruction: str) -> int:
             is `bash`, `zsh` or `fish`.
 
     Returns:
-        0. But fish may only ask whether words follow: then 0 means yes and 1 means no.
+        0. If fish asks only whether words follow, the program exits: with 0 if they do, else 1.
     """
     action, _, shell = instruction.partition("_")
     if action == "source":
         return show(shell)
-    _check_shell(shell)
-    words = candidates(*_typed_words(shell))
-    if shell == "fish" and os.environ.get("_TYPER_COMPLETE_FISH_ACTION") == "is-args":
-        return int(not words)
-    if shell == "zsh":
-        sys.stdout.write(_for_zsh(words))
-        return 0
-    for word in words:
-        print(word.text if shell == "bash" else f"{word.text}\t{word.help}".rstrip())
+    from typer import _completion_classes
+
+    protocol: Any = getattr(_completion_classes, f"{_check_shell(shell).title()}Complete")
+    request = protocol(None, {}, "kvcalc", VARIABLE)
+    # bash gives --gpu=h as three words; zsh runs some characters of a help text
+    request.get_completions = lambda words, typed: [
+        Word(word.value, re.sub(r"[\"'`$\\()]", "", word.help))
+        for word in candidates([w for w in words if w != "="], typed.removeprefix("="))
+    ]
+    print(request.complete())
     return 0
 
 
@@ -71,7 +71,7 @@ def candidates(args: list[str], typed: str) -> list[Word]:
 
     option, equals, rest = typed.partition("=")
     if equals and option.startswith("--"):
-        return [Word(f"{option}={word.text}") for word in candidates([*args, option], rest)]
+        return [Word(f"{option}={word.value}") for word in candidates([*args, option], rest)]
     if not args or args[0] not in COMMANDS:
         known = FLAGS if typed.startswith("-") else COMMANDS
         return [Word(*item) for item in known.items() if not args and item[0].startswith(typed)]
@@ -86,7 +86,7 @@ def candidates(args: list[str], typed: str) -> list[Word]:
             if parameter.is_list or not {*parameter.names} & {*args}:
                 words += [Word(name, parameter.option.help) for name in parameter.names]
         beginning = typed if typed.startswith("--") else "--"
-        return [word for word in words if word.text.startswith(beginning)]
+        return [word for word in words if word.value.startswith(beginning)]
     valued = [name for p in parameters if not p.is_flag for name in p.names]
     pairs = pairwise(["", *args[1:]])
     num_given = sum(not word.startswith("-") and before not in valued for before, word in pairs)
@@ -127,35 +127,6 @@ def _listed(name: str) -> Iterable[str]:
         "quantizations": WEIGHT_FORMATS,
     }
     return lists[name]
-
-
-def _typed_words(shell: str) -> tuple[list[str], str]:
-    """Return the words before the typed word, and the typed word."""
-    if shell == "bash":
-        words = _split(os.environ.get("COMP_WORDS", ""))
-        place = os.environ.get("COMP_CWORD", "")
-        index = int(place) if place.isdecimal() else 0
-        typed = words[index] if index < len(words) else ""
-        # bash gives --gpu=h as three words
-        return [word for word in words[1:index] if word != "="], typed.removeprefix("=")
-    text = os.environ.get("_TYPER_COMPLETE_ARGS", "")
-    words = _split(text)[1:]
-    return (words[:-1], words[-1]) if words and not text.endswith(" ") else (words, "")
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:  # a quote that is still open
-        return text.split()
-
-
-def _for_zsh(words: list[Word]) -> str:
-    def quoted(text: str) -> str:
-        return '"' + re.sub(r"[\"'`$\\()]", "", text).replace(":", r"\\:") + '"'
-
-    shown = "\n".join(":".join(quoted(text) for text in word if text) for word in words)
-    return f"_arguments '*: :(({shown}))'\n" if words else "_files\n"
 
 
 def show(shell: str = "") -> int:

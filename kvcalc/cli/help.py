@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from kvcalc.arithmetic import grouped
 from kvcalc.cli.commands import COMMANDS, ENTRIES, FLAGS, parameters_of
 from kvcalc.errors import printable
 from kvcalc.question.options import PANELS, Parameter
@@ -219,12 +220,13 @@ def _suggestion(command: str, typed: str) -> str:
 def _other_commands(command: str, word: str) -> str:
     """Return a sentence on other commands that have an option with this name, or else with this
     meaning."""
-    homes: dict[str, list[str]] = {word: []}
-    for other in FIT_FIRST:
-        for name, called in _long_names(other).items():
-            if other != command and (name == word or word in called):
-                homes.setdefault(name, []).append(f"`kvcalc {other}`")
-    for name, commands in homes.items():
+    homes = grouped(
+        (name, f"`kvcalc {other}`")
+        for other in FIT_FIRST
+        for name, called in _long_names(other).items()
+        if other != command and (name == word or word in called)
+    )
+    for name, commands in {word: [], **homes}.items():
         if commands:
             *first, last = commands[:3]
             places = f"{', '.join(first)} and {last} have" if first else f"{last} has"

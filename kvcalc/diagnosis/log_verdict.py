@@ -424,7 +424,7 @@ class DiagnosisSummary(NamedTuple):
 
 
 def summarize_log(
-    boot: Boot, model: str, gpu: str, problem: str, context: int = 0
+    boot: Boot, model: str, gpu: str, problem: str, users: int, context: int
 ) -> DiagnosisSummary:
     """Return the summary of a start that is not predicted: the logged sizes, and what helps.
 
@@ -433,6 +433,7 @@ def summarize_log(
         model: Name that replaces the model's name in the log; "" for none.
         gpu: Name that replaces the GPU's name in the log; "" for none.
         problem: Sentence: why the start is not predicted.
+        users: Number of concurrent users that must fit; 0 for one.
         context: Tokens of each user's sequence; 0 for the start's max_model_len.
     """
     gpu_name = gpu or printable(boot.gpu, 80)
@@ -450,8 +451,7 @@ def summarize_log(
     is_hybrid = boot.concurrency * logged_context > 1.02 * tokens
     if context and tokens and not boot.failure and (is_stated or not is_hybrid):
         count = int(boot.concurrency) if is_stated else tokens // context
-        users = f"{count:,} user{'s' * (count != 1)}"
-        outcome = f"{outcome[:-1]}, enough for {users} of {context:,} tokens."
+        outcome = f"{outcome[:-1]}, enough for {_users(count, context, users)}."
     return DiagnosisSummary(
         boot=boot,
         model=printable(model or boot.model, 80),
@@ -598,11 +598,18 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
         )
     if not boot.size("cache"):
         return "The engine started, the log has no size of the KV cache."
-    users = f"{sequences:,} user{'s' * (sequences != 1)} of {tokens:,} tokens"
-    missed = f", not {count:,}" if count > sequences else ""
-    if not missed and tokens > predicted.length:
+    users = _users(sequences, tokens, count)
+    missed = ""
+    if count <= sequences and tokens > predicted.length:
         missed = f", above the engine's maximum of {predicted.length:,}"
-    size = f"{format_bytes(boot.size('cache'))} of KV cache fit"
+    is_one = predicted.ranks.gpus == 1 or boot.engine == "llama.cpp"  # its caches are added
+    size = f"{format_bytes(boot.size('cache'))} of KV cache{'' if is_one else ' per GPU'} fit"
     if "computed_cache" in boot.figures:
         size = "its KV cache fits"
     return f"The engine started: {size} {users}{missed}."
+
+
+def _users(count: int, tokens: int, required: int) -> str:
+    """Return a number of users as text, with the required number if it is larger."""
+    missed = f", not {required:,}" * (required > count)
+    return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{missed}"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple, cast
 
 import msgspec
 
-from kvcalc.arithmetic import maximum
+from kvcalc.arithmetic import grouped, maximum
 from kvcalc.errors import UserError, list_few, shown_briefly
 from kvcalc.layers.cost import Cost, Operator, Role
 from kvcalc.layers.part import Number, PresetStruct
@@ -521,10 +521,7 @@ def fallback_sentence(bounds: Sequence[BoundedOperator], gpu: Gpu) -> str:
         bounds: Operators of a forward pass with their minimum times on the GPU.
         gpu: The GPU.
     """
-    missing: dict[str, list[str]] = {}
-    for p in bounds:
-        if p.fallback:
-            missing.setdefault(p.fallback, []).append(p.operator.dtype)
+    missing = grouped((p.fallback, p.operator.dtype) for p in bounds if p.fallback)
     words = [
         f"computed in {used}: {gpu.name} has no {list_few(requested)} unit"
         for used, requested in missing.items()

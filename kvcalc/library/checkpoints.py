@@ -37,7 +37,8 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
             keys in a config.json of an unknown type are applied, and removed from this list.
 
     Raises:
-        UserError: Nothing has this name, or a file or change is invalid.
+        UserError: Nothing has this name, or a file or change is invalid. `read_as` has the
+            equivalent preset of a name that is not a file's.
     """
     try:
         return load_model(name, changes)
@@ -61,7 +62,11 @@ def load_named(name: str, changes: list[str] | None = None) -> Model:
             similar_names = presets.similar_models(stem, presets.preset_files("models"))
             near = nearest(stem.rpartition("/")[2], similar_names, 3)
             hint = f"{start} {near}" if near and " Hub" in error.what else error.hint or near
-        raise UserError(error.what, hint.strip(), error.where) from None
+            same = None
+        failure = UserError(error.what, hint.strip(), error.where)
+        if same and "no such file" not in error.what:
+            failure.read_as = name, same
+        raise failure from None
 
 
 # A weight format, and the endings of names that imply it; then endings that imply no format.

@@ -100,10 +100,8 @@ class Machine(NamedTuple):
     def free_bytes(self) -> int:
         """Return the bytes that a measurement may use: 90% of the device's free memory."""
         if self.cuda:
-            free = torch.cuda.mem_get_info(self.device)[0]
-        else:
-            free = _system_memory("MemAvailable", self.memory_bytes)
-        return int(free * 0.9)
+            return int(torch.cuda.mem_get_info(self.device)[0] * 0.9)
+        return int(_system_memory("MemAvailable", self.memory_bytes) * 0.9)
 
     def copies(self, read_bytes: int, needed_bytes: int) -> int:
         """Return how many copies of its data a call needs so that it never reads from a cache.

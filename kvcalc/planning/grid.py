@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
+from kvcalc.arithmetic import grouped
 from kvcalc.capacity.batched_fit import BatchedFit, BatchedFitBuilder, Layouts
 from kvcalc.capacity.memory_budget import GIB
 from kvcalc.errors import UserError, list_few
@@ -479,9 +480,7 @@ class SearchGrid:
         """
         space = self.space
         for model in space.models:
-            widths: dict[Parallelism, list[Parallelism]] = {}
-            for ranks in space.splits(model):
-                widths.setdefault(replace(ranks, pp=1), []).append(ranks)
+            widths = grouped((replace(ranks, pp=1), ranks) for ranks in space.splits(model))
             layouts: dict[object, Layouts] = defaultdict(dict)
             for splits, precision, speculation in product(
                 widths.values(), space.precisions, space.drafts
@@ -540,9 +539,7 @@ class SearchGrid:
         counts = np.unique(
             [n for need in self.needs for n in need.sequence_counts(max_replicas)]
         )
-        requests: dict[RequestLengths, list[Requirement]] = {}
-        for need in self.needs:
-            requests.setdefault(need.lengths, []).append(need)
+        requests = grouped((need.lengths, need) for need in self.needs)
         placed: dict[int, tuple[DeploymentTimer, list[PlacedFit]]] = {}
         for lengths, needs in requests.items():
             longest = lengths.context if options.rules.has_context_buffers else 1

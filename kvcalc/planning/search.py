@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from msgspec.structs import replace
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import UserError, list_few
 from kvcalc.library.files import OutputFile
 from kvcalc.planning.best_configs import BestConfigs, CandidateRanking, candidate_record
@@ -146,9 +147,7 @@ def run_search(
             raise UserError(refusal)
         raise UserError(f"nothing to look at with {space.max_gpus} GPUs", "Raise --max-gpus")
     # remarks that differ only in numbers are one remark
-    similar: dict[str, list[str]] = {}
-    for text in grid.remarks:
-        similar.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append(text)
+    similar = grouped((re.sub(r"\d[\d,.]*", "0", text), text) for text in grid.remarks)
     for first, *others in similar.values():
         remarks.append(first + (f" (and {len(others)} more like this)" if others else ""))
     return SearchResult(space, answers, remarks)

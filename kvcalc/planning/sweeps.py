@@ -4,7 +4,6 @@ Pictures take these records. Nothing here draws.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from kvcalc.arithmetic import grouped
 from kvcalc.capacity.fit_records import pass_with_memory
 from kvcalc.errors import UserError, list_few, printable
 from kvcalc.layers.attention import Latent, Sparse
@@ -468,9 +468,7 @@ def measured_times(path: Path) -> tuple[list[tuple[str, Any, Any]], str]:
         raise UserError(
             "no row has a prediction to compare with", "; ".join(remarks(validation)), str(path)
         )
-    operations = defaultdict(list)
-    for index in indices.tolist():
-        operations[rows[index].op.replace("_", " ")].append(index)
+    operations = grouped((rows[i].op.replace("_", " "), i) for i in indices.tolist())
     times = [
         (name, [rows[index].time_us for index in members], predicted[members])
         for name, members in operations.items()

@@ -28,10 +28,6 @@ def gpu_count(text: str, name: str) -> int:
     return int(text)
 
 
-def _tp(text: str, name: str) -> int:
-    return AUTO if text.lower() == "auto" else gpu_count(text, name)
-
-
 def engine_name(text: str, name: str) -> str:
     """Return an engine's name in lower case and without surrounding spaces.
 
@@ -62,8 +58,8 @@ class ShardingOptions(Question, frozen=True):
     Attributes:
         dtype: Data type of weights and compute; `auto` for the type of the published checkpoint.
         kv_cache_dtype: Data type of the KV cache; `auto` for the engine's or model's own.
-        quantization: Format of quantized weights, such as `awq`; '' for none, or for the format of
-            the published checkpoint.
+        quantization: Format of quantized weights, such as `awq`; '' (the text `auto`) for none, or
+            for the format of the published checkpoint.
         set_: Changes of the model's fields, such as `layers=40`.
         tp: GPUs for tensor parallelism; 0 (the text `auto`) tries 1, 2, 4 and 8.
         pp: Pipeline stages (pipeline parallelism).
@@ -75,9 +71,11 @@ class ShardingOptions(Question, frozen=True):
 
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
-    quantization: str = ""
+    quantization: Annotated[str, lambda text, name: text * (text.lower() != "auto")] = ""
     set_: list[str] = []
-    tp: Annotated[int, _tp] = 1
+    tp: Annotated[
+        int, lambda text, name: AUTO if text.lower() == "auto" else gpu_count(text, name)
+    ] = 1
     pp: int = 1
     dp: int = 1
     ep: int = 1

@@ -48,12 +48,8 @@ MIN_HOST_BYTES = 1 << 20  # a smaller number is probably GiB without the unit
 Tokens = Annotated[int, parse_tokens]
 
 
-def _keep_text(text: str, _: str) -> str:
-    """Return a price as it is. `prices_of` reads it, because only it knows the GPUs."""
-    return text
-
-
-Prices = Annotated[tuple[str, ...], _keep_text]
+# `prices_of` reads the texts, because only it knows the GPUs
+Prices = Annotated[tuple[str, ...], lambda text, name: text]
 
 
 class Option(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -279,10 +275,9 @@ def option_of(owner: Any, name: str) -> Option:
             its bases, or the name of the function's module.
         name: Name of the option.
     """
+    owners = [owner.__module__.rpartition(".")[2]]
     if isinstance(owner, type):
         owners = [base.__name__ for base in reversed(owner.__mro__)]
-    else:
-        owners = [owner.__module__.rpartition(".")[2]]
     merged: dict[str, Any] = {}
     for key in (name, *(f"{owner_name}.{name}" for owner_name in owners)):
         merged |= _entries().get(key, {})

@@ -61,10 +61,17 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
         Formula("{no_cache_e2e_s} / {e2e_s}"),
     ]
     tokens_per_step: Annotated[float, "per decode step, more than 1 with a draft"]
+    decode_tokens_per_s: Annotated[
+        FloatOrNull,
+        "rate of all sequences after the first token; null for an answer of one token",
+        "tokens/s",
+        "{:,.1f}",
+        Formula("{batch_size} / {tpot_s}"),
+    ]
     output_tokens_per_s: Annotated[
         FloatOrNull,
-        "rate of all sequences; null without e2e_s",
-        "tokens/s",
+        "rate of all sequences, with the prefill; null without e2e_s",
+        "end-to-end tokens/s",
         "{:,.1f}",
         Formula("{batch_size} · {output_len} / {e2e_s}"),
     ]

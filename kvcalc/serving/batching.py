@@ -657,7 +657,7 @@ class Continuous(RankServer):
         allocated = self.prefill_bytes
         stored_bytes = sum([self.stored_bytes[r.cached] for r in self.prefilling])
         if self.prefixes:
-            stored_bytes -= self.prefixes.shared_stored
+            stored_bytes -= self.prefixes.shared_blocks * self.prefixes.block_stored
         completed: list[RunningRequest] = []
         if count:
             growth, completed = decoding.grow(passes, segment, allocated, stored_bytes)

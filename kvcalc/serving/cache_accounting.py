@@ -312,14 +312,6 @@ class PrefixCache:
         self.blocks: dict[int, int] = {}
         self.users: Counter[int] = Counter()
 
-    @property
-    def shared_stored(self) -> int:
-        """Return the bytes on one GPU that the running requests together save by sharing prefixes.
-
-        Only bytes that contain tokens count, not allocated bytes without tokens.
-        """
-        return self.shared_blocks * self.block_stored
-
     def cached_tokens(self, prompt: int) -> int:
         """Return the leading tokens of a prompt that need not be computed, because they are cached.
 

@@ -409,6 +409,7 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
         "prefix_len": options.prefix_len,
         **latency._asdict(),
         "uncached_ttft_s": uncached_ttft,
+        "decode_tokens_per_s": latency.tpot_s and batch_size / latency.tpot_s,
         "speedup": None,
         "tokens_per_step": 1.0,
         "time_basis": deployment.time_basis,

@@ -206,8 +206,7 @@ def length_sampler(text: str, name: str, is_spread: bool = False) -> Callable[[A
     mu, sigma = lognormal(low, high)
 
     def draw(rng: Any, count: int) -> Any:
-        lengths = np.rint(rng.lognormal(mu, sigma, count))
-        return np.clip(lengths, 1, MAX_LEN).astype(np.int64)
+        return np.clip(np.rint(rng.lognormal(mu, sigma, count)), 1, MAX_LEN).astype(np.int64)
 
     return draw
 

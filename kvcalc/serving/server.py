@@ -604,8 +604,7 @@ class Sweep:
                 "a rate is found for requests drawn in an open loop, without --requests and "
                 "--max-concurrency"
             )
-        requests = sample_workload(load)
-        self.server = Server(deployment, requests, load, settings, policy, cache)
+        self.server = Server(deployment, sample_workload(load), load, settings, policy, cache)
         self.load = load
         self.progress = progress
         self.runs: dict[float, SimulationResult] = {}

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import UserError, nearest, printable
 from kvcalc.gpu.gpu import Gpu, cost_bound, roofline, total_seconds
 from kvcalc.layers.batch import Batch, Parallelism
@@ -150,10 +151,10 @@ def _validate_table(table: MeasurementFile, stack: str, source: Gpu | None) -> V
     bound, calibrated = np.full((2, len(table.rows)), np.nan)
     row_names = [names[row.gpu] for row in table.rows]
     validation = Validation(table, bound, calibrated, row_names, defaultdict(list), {})
-    cells = defaultdict(list)
-    for index, row in enumerate(table.rows):
-        kind = kind_of(row.op, row.dtype, row.kernel)
-        cells[row.gpu, stack or row.framework, row.op, kind].append(index)
+    cells = grouped(
+        ((r.gpu, stack or r.framework, r.op, kind_of(r.op, r.dtype, r.kernel)), index)
+        for index, r in enumerate(table.rows)
+    )
     for (name, framework, op, kind), indices in cells.items():
         rows = [table.rows[index] for index in indices]
         gpu = gpus[name]

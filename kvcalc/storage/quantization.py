@@ -120,13 +120,15 @@ WEIGHT_FORMATS = read_table(_FORMAT_TABLE, WeightFormat)
 _FLOATS = {"f32": "", "f16": "fp16", "f64": ""}
 
 
-def _block_computes(name: str) -> str:
-    """Return the dtype of the products of a GGUF type; '' is the model's own."""
-    return _FLOATS.get(name, "fp4/int8" if name.endswith("fp4_ggml") else "int8")
-
-
 _BLOCK_FORMATS = {
-    name: WeightFormat(name, 0, rows, 1, block_bytes, computes=_block_computes(name))
+    name: WeightFormat(
+        name,
+        0,
+        rows,
+        1,
+        block_bytes,
+        computes=_FLOATS.get(name, "fp4/int8" if name.endswith("fp4_ggml") else "int8"),
+    )
     for name, (rows, block_bytes) in BLOCKS.items()
     if name not in WEIGHT_FORMATS
 }

@@ -337,8 +337,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         """
         if not self.calibration:
             return 1.0
-        operators = self.operators(batch)
-        return pass_time(operators, self.gpu, self.calibration).uncalibrated_share
+        return pass_time(self.operators(batch), self.gpu, self.calibration).uncalibrated_share
 
     def p90_error(self, batch: Batch) -> float | None:
         """Return how far predicted decode steps were off on measured servers: 0.05 is 5%.

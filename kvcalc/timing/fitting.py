@@ -9,13 +9,13 @@ A calibration is fitted on rows of one GPU and one stack.
 
 import datetime
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Settings
@@ -347,12 +347,11 @@ def calibrate(
         UserError: The GPU preset lacks a rate or size that time models need.
     """
     parameters = figures_of(gpu)
-    cells = defaultdict(list)
-    for row in rows:
-        if row.op not in (*SERVING, "layer") and not row.is_excluded:
-            kind = kind_of(row.op, row.dtype, row.kernel)
-            cells[row.op, kind].append(row)
-
+    cells = grouped(
+        ((row.op, kind_of(row.op, row.dtype, row.kernel)), row)
+        for row in rows
+        if row.op not in (*SERVING, "layer") and not row.is_excluded
+    )
     fits: dict[tuple[str, str], FittedKernelModel] = {}
     for (op, kind), members in sorted(cells.items()):
         progress(f"{op} {kind}: {len(members)} rows")

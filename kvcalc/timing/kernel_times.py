@@ -360,10 +360,10 @@ class KernelTimer(NamedTuple):
         last tokens."""
         count, new, past, pairs = group
         cached, _ = cache_kind(shape.cached)
-        if shape.kv_heads:
-            entry = self.calibration.find_entry("prefill_attention", f"bfloat16/{cached}")
-        else:
-            entry = self.calibration.find_entry("mla_prefill", cached)
+        name = ("prefill_attention", f"bfloat16/{cached}")
+        entry = self.calibration.find_entry(
+            *name if shape.kv_heads else ("mla_prefill", cached)
+        )
         if not entry:
             return None
         kernel_model = entry.law

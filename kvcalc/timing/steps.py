@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from math import log2
 from typing import Any, NamedTuple
 
-from kvcalc.arithmetic import at_least, doublings, is_any, maximum, minimum, where
+from kvcalc.arithmetic import at_least, doublings, grouped, is_any, maximum, minimum, where
 from kvcalc.gpu.gpu import Gpu, cost_bound
 from kvcalc.layers.cost import AttentionShape, CollectiveShape, GemmShape, Operator, Role
 from kvcalc.timing.calibration import CALIBRATED, SCALED, Calibration, KernelModelEntry
@@ -130,10 +130,7 @@ def operator_seconds(
         times.append(OperatorTime(seconds, basis, entry))
 
     # the overhead of a sparse-attention module is part of its last operator's time
-    members: dict[str, list[int]] = {}
-    for index, operator in enumerate(operators):
-        if operator.module:
-            members.setdefault(operator.layer, []).append(index)
+    members = grouped((o.layer, index) for index, o in enumerate(operators) if o.module)
     for indices in members.values():
         last = operators[indices[-1]]
         kernels_us = sum((times[i].seconds for i in indices), 0.0) / last.count * 1e6

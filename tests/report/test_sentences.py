@@ -88,8 +88,11 @@ PHRASES = [
     ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
     ("latency llama-3.1-70b", "output tokens, TTFT 431 ms, but it does not fit."),
+    ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " is 1.91× as fast as bf16 weights with batch 1, 1.17× with batch 64."),
+    ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound, at best 1.26 ms."),
+    ("plan llama-3.1-8b --users 8,9 --context 8k -q fp8,awq --gpu l4", "The smallest deployment with awq weights is 1× l4 for"),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
-    (PLAN, "1× rtx-5090 is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
+    (PLAN, "1× rtx-5090 with int4 weights is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
     ("plan llama-3.1-8b --users 8 --context 8k", "1× l40s is the smallest deployment"),  # all others have more memory
     (PLAN, "vllm serve ./qwen3-30b-a3b-int4 --max-model-len 1000 --max-num-seqs 1"),
     ("plan llama-3.2-1b --rate 1653 --isl 100k --osl 20k --gpu t4", " GPUs serves this load, the closest is 400,185× t4 in 44,465 "),

@@ -28,6 +28,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from kvcalc.arithmetic import grouped
 from kvcalc.capacity.engines.engine import INDEX_ROW
 from kvcalc.capacity.engines.layout import (
     LayerCache,
@@ -160,9 +161,7 @@ def group_layers(layers: StageSpecs) -> list[KVCacheGroup]:
             )
         # windows of keys and values next to latents
         return [KVCacheGroup(tuple(promote_windows(layers)))]
-    buckets = defaultdict(list)
-    for stage, spec in equal_layers:
-        buckets[spec].append((stage, spec))
+    buckets = grouped((spec, (stage, spec)) for stage, spec in equal_layers)
     size = choose_group_size([len(bucket) for bucket in buckets.values()])
     return [
         KVCacheGroup(tuple(bucket[i :: -(-len(bucket) // size)]))

@@ -111,8 +111,7 @@ def _compute_buffer(start: EngineStartup) -> Any:
     model, tokens = start.model, start.tokens
     width = model.hidden_size
     logits = 4 * tokens * (model.vocab_size + width) if start.layers.last else 0
-    attends = any(entry.grows for entry in model.entries)
-    cells = _pad(start.context) if attends else 0
+    cells = _pad(start.context) if any(entry.grows for entry in model.entries) else 0
     inner = max(_ffn_elements(part, width) for part in model.parts)
     mask = 2 * tokens * cells
     if start.options.flash_attn == "off":

@@ -5,12 +5,12 @@ compressed-tensors and ModelOpt here, further tools in `quantized_modules`. An u
 its name, and kvcalc computes no sizes for it.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import UserError
 from kvcalc.layers.part import Sublayer
 from kvcalc.library.huggingface.config import Config, show
@@ -355,9 +355,7 @@ class Storage:
     def _set_groups(self, formats: Mapping[str, str], default: str = "") -> None:
         """Set the groups: the modules of each format, and the default format for all other
         modules."""
-        modules = defaultdict(list)
-        for module, name in formats.items():
-            modules[name].append(module)
+        modules = grouped((name, module) for module, name in formats.items())
         self.groups = [(name, self._rules(names)) for name, names in modules.items()]
         if default:
             self.groups.append((default, self._rules(["*"])))

@@ -81,8 +81,7 @@ def _left_out(parts: list[str]) -> tuple[str, ...]:
     """Return a list with a note on parts that are not counted; empty if there are none."""
     if not parts:
         return ()
-    names = join_words(parts)
-    return (f"only the language model is counted, without the file's {names}",)
+    return (f"only the language model is counted, without the file's {join_words(parts)}",)
 
 
 @cache

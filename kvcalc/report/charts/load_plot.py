@@ -98,7 +98,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
     )
     notes = time_note([record for curve in curves for record in curve.records]) + undrawn
     times = times._replace(subtitle=". ".join(filter(None, [common, notes])))
-    about = "output tokens of all sequences; a curve ends where the memory is full"
+    about = "output tokens of all sequences, end to end; a curve ends where the memory is full"
     return [times, rates._replace(subtitle=about)]
 
 

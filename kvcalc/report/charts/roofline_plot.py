@@ -1,9 +1,9 @@
 """Roofline pictures: operators of passes, and variants of attention."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Records
@@ -78,9 +78,7 @@ def roofline_chart(passes: Sequence[Records], gpus: Sequence[Gpu]) -> list[Chart
     operators = [row for rows in passes for row in _operators(rows)]
     ends = intensity_ends([row["intensity"] for row in operators])
     firsts = [rows[0] for rows in passes]
-    groups = defaultdict(list)
-    for name, rows in zip(sides(firsts, WORDING, WORDING).names, passes, strict=True):
-        groups[name].append(rows)
+    groups = grouped(zip(sides(firsts, WORDING, WORDING).names, passes, strict=True))
     charts = []
     for name, group in groups.items():
         chart = _deployment_chart(group, gpus, operators, ends, len(groups) > MAX_LABELLED)
@@ -233,9 +231,7 @@ def _labels(points: Sequence[RooflinePoint]) -> dict[int, str]:
     Of points with one name that are close together, only the largest has a label. If attention and
     GEMMs both move in a sweep, only their first and last points have labels.
     """
-    by_name = defaultdict(list)
-    for point in points:
-        by_name[point.name].append(point)
+    by_name = grouped((point.name, point) for point in points)
     places = {
         name: _clusters(same, lambda point: point.x)
         for name, same in by_name.items()
@@ -270,9 +266,8 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
     """
     if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
-    names = defaultdict(list)
-    for dtype in dict.fromkeys(gpu.peak(dtype)[1] for dtype in dtypes):
-        names[gpu.flops_per_s[dtype]].append(dtype)
+    used = dict.fromkeys(gpu.peak(dtype)[1] for dtype in dtypes)
+    names = grouped((gpu.flops_per_s[dtype], dtype) for dtype in used)
     series = []
     for peak, same in names.items():
         ridge = peak / gpu.bandwidth_bytes_per_s

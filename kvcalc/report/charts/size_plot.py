@@ -1,10 +1,10 @@
 """Pictures of weights and cache: over contexts, over parameters and next to the memory of GPUs."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from os.path import commonprefix
 from typing import TYPE_CHECKING
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Records
@@ -71,9 +71,7 @@ def _cache_dtypes(curves: "Sequence[CacheCurve]") -> str:
 
 def _names_by_size(sizes: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return sizes in bytes, the smallest first, by a text with the names and the size."""
-    names = defaultdict(list)
-    for name, size in sizes:
-        names[size].append(name)
+    names = grouped((size, name) for name, size in sizes)
     return {f"{', '.join(names[size])}: {bytes_tick(size)}": size for size in sorted(names)}
 
 
@@ -119,12 +117,11 @@ def cache_vs_parameters(curves: "Sequence[CacheCurve]") -> Chart:
                 f"{ratio_text(ys[-1] / ys[0])} the KV cache"
             )
     subtitle = f"stored bytes of one sequence, {_cache_dtypes(ranked)}"
-    return Chart(title, subtitle, Axis("parameters", _parameters_tick), CACHE_AXIS, series)
-
-
-def _parameters_tick(value: float) -> str:
-    """Return parameters as in the names of models: 125M, 7B."""
-    return f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M"
+    x_axis = Axis(
+        "parameters",  # as in the names of models: 125M, 7B
+        lambda value: f"{value / 1e9:.3g}B" if value >= 1e9 else f"{value / 1e6:.3g}M",
+    )
+    return Chart(title, subtitle, x_axis, CACHE_AXIS, series)
 
 
 def hierarchy_chart(name: str, levels: Records) -> Chart:

@@ -23,6 +23,7 @@ from kvcalc.capacity.suggested_fixes import (
     smaller_batch,
     with_surest_length,
 )
+from kvcalc.errors import join_words
 from kvcalc.question.fit_question import TypedWords
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.fit import AllocationRecord, FitRow
@@ -366,10 +367,9 @@ def _cache_size(record: Record, best: Fit) -> list[str]:
         return []
     caches = f"{ranks.dp} caches" if ranks.dp > 1 else "a cache"
     about = "about " * (record["low_num_seqs"] is not None)  # the length is of the low end
-    size = format_bytes(best.kv_budget)
     return [
         f", in {caches} of {about}{tokens:,} tokens",
-        f" or {size}{' per GPU' * (ranks.gpus > 1)}",
+        f" or {format_bytes(best.kv_budget)}{' per GPU' * (ranks.gpus > 1)}",
     ]
 
 
@@ -636,8 +636,7 @@ def allocation_table(run: "AllocationRun") -> Table:
         verdicts = [
             f"{'granted' if last[key] else 'refused'} by {name}" for key, name in NAMES.items()
         ]
-        first_two = ", ".join(verdicts[:2])
-        title = f"The last request, {last['request']}, is {first_two} and {verdicts[2]}."
+        title = f"The last request, {last['request']}, is {join_words(verdicts)}."
     return Table(run.records, ALLOCATION_COLUMNS, title, notes)
 
 

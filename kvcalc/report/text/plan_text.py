@@ -164,11 +164,11 @@ def deployment_words(candidate: Candidate) -> str:
         words.append(f"in {replicas:,} replica{'s' * (replicas > 1)}")
     if prefill:
         words.append(f"and {prefill:,} for prefill")
-    if split := split_words(candidate_record(candidate)):
-        words.append(f"with {split}")
+    format_ = candidate.deployment.precision.quantization
+    parts = [split_words(candidate_record(candidate)), f"{format_} weights" * bool(format_)]
     if candidate.speculation:
-        words.append(f"and draft {candidate.speculation.draft}")
-    return " ".join(words)
+        parts.append(f"draft {candidate.speculation.draft}")
+    return f"{' '.join(words)} with {' and '.join(filter(None, parts))}".removesuffix(" with ")
 
 
 def sentence(answer: BestConfigs, space: SearchSpace | None = None) -> str:
@@ -255,9 +255,11 @@ def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Tab
             f"{rows[index]['total_gpus']:,}× {rows[index]['gpu']} for {names[index]}"
             for index in (0, -1)
         )
+        best = [answer.best[0].deployment.precision.quantization for answer in plan.answers]
+        weights = f" with {best[0]} weights" * (len({*best}) == 1 and best[0] != "")
         text = answer_sentence(
-            f"The {'cheapest' if plan.answers[0].prices else 'smallest'} deployment "
-            f"{verb} {start}",
+            f"The {'cheapest' if plan.answers[0].prices else 'smallest'} deployment"
+            f"{weights} {verb} {start}",
             f", and {end}",
         )
         title = text if end in text else title

@@ -62,6 +62,7 @@ BYTES = {
     "activations": "activation_bytes",
 }
 PHASES = {"decode": "decode step", "prefill": "prefill", "mixed": "mixed pass"}
+MAX_BOUND_RATIO = 4  # time over its bound, above which the sentence has the bound
 SIZES = {"decode": "batch {:,}", "prefill": "{:,} tokens"}
 
 
@@ -136,6 +137,8 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
     if total["fits"] is False:
         ffn = ", but exceeds GPU memory"
+    if not at_least and total["time_s"] > MAX_BOUND_RATIO * total["roofline_s"]:
+        limit += f", at best {kernel_seconds(total['roofline_s'])}"
     verb = "takes"
     if total["bound"] == "memory" and total["gpus"] == 1:
         is_mostly_cache = total["cache_bytes"] > total["weight_bytes"]

@@ -1,7 +1,6 @@
 """Printed answers of `latency` and `serve`."""
 
 from collections.abc import Callable
-from math import inf
 
 from msgspec.structs import replace
 
@@ -50,9 +49,9 @@ VARIANTS = "tensor_parallel_size dtype kv_cache_dtype engine basis"  # of a depl
 LENGTHS = "batch_size input_len output_len"
 LATENCY = columns(
     LatencyRecord,
-    f"model gpu {VARIANTS} {LENGTHS} ttft_s uncached_ttft_s tpot_s e2e_s output_tokens_per_s "
+    f"model gpu {VARIANTS} {LENGTHS} ttft_s uncached_ttft_s tpot_s e2e_s decode_tokens_per_s "
     "sequences_per_s cost_per_million_tokens flops bytes | tpot_first_s tpot_last_s "
-    "energy_per_token_j *",
+    "output_tokens_per_s energy_per_token_j *",
     inputs=f"model gpu {LENGTHS}",
     optional=VARIANTS,
     hidden="gpus fits max_num_seqs speedup",
@@ -76,7 +75,7 @@ LOAD_WORDING = {
 }
 
 
-def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table]:
+def latency_tables(records: Records) -> list[Table]:
     """Return the tables that `latency` prints, one to three.
 
     The first table has the times of each request. With `--no-cache`, the next table compares them
@@ -84,7 +83,6 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
 
     Args:
         records: Records of `latency`, one per deployment and request.
-        bandwidth_bytes_per_s: Rate of the memory of the first deployment's GPU.
     """
     records = predictions_first(records)
     keys = [c.key for c in (*LATENCY, FITS)]
@@ -102,12 +100,6 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
     first = records[0]
     if first.get("cost_per_million_tokens") and first["batch_size"] == 1:
         notes.insert(1, "Cost is of one request at a time. `kvcalc serve` has it under load.")
-    if len(records) == 1 and first["tpot_s"] and first["time_basis"] != BOUND and not drafted:
-        tokens = first["batch_size"] * first["output_len"]
-        notes.append(
-            "Memory bandwidth allows at most "
-            f"{tokens * bandwidth_bytes_per_s / first['bytes']:,.1f} tokens/s."
-        )
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     details = [
@@ -122,10 +114,9 @@ def latency_tables(records: Records, bandwidth_bytes_per_s: float) -> list[Table
         notes = footnotes(*GROWTH[:1])
         tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=GROWTH[1:]))
     if drafted:
-        details = ["a speed-up below 1× means that drafting costs more than it saves"]
         notes = ["", "The accepted share is an assumption. `--acceptance-rate` sets it."]
         title = "Speculation at mid length"
-        tables.append(Table(records, SPECULATION, title, notes, details=details))
+        tables.append(Table(records, SPECULATION, title, notes))
     return tables
 
 
@@ -172,32 +163,45 @@ def _latency_sentence(records: Records) -> str:
         ]
     if cost := _cost(best, equal):
         clauses.append(cost)
-    if names[fast] != names[slow] and times[slow] > MIN_VISIBLE_RATIO * times[fast]:
+    loads = equal_records(timed, best, *DEPLOYMENT)
+    load_names = sides(loads, LOAD_WORDING, LOAD_WORDING).names
+    server, load = _server_name(best, equal), load_names[-1]
+    if (
+        names[fast] != names[slow]
+        and times[slow] > MIN_VISIBLE_RATIO * times[fast]
+        and not at_least
+    ):
         slowest = names[slow].replace(", ", " with ", 1)
-        clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
+        gain = f"{ratio(times[slow] / times[fast])} as fast as {slowest}"
+        slower = equal_records(timed, equal[slow], *DEPLOYMENT)
+        shared = [r for r in loads if equal_records(slower, r, *LOAD_WORDING)]
+        if len(shared) > 1 and not clauses:
+            last = shared[-1]
+            other = equal_records(slower, last, *LOAD_WORDING)[0]
+            gain += f" with {load_names[0]}, {ratio(other['e2e_s'] / last['e2e_s'])} with "
+            return answer_sentence(f"{server} is {gain}{load_names[loads.index(last)]}{misfit}")
+        clauses.append(f", {gain}")
     mark = "≥ " * bool(at_least)
     ttft = f"{mark}{seconds(best['ttft_s'])}"
     if uncached := best.get("uncached_ttft_s"):
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
+    clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
     if is_plain := best["tpot_s"] and not (drafted or best.get("speedup")):
         clauses.append(
-            f", {'or' if at_most else 'at'} {at_most}{best['output_tokens_per_s']:,.1f} tokens/s"
+            f", decoding {at_most or 'at '}{best['decode_tokens_per_s']:,.1f} tokens/s"
         )
-    clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
-    loads = equal_records(timed, best, *DEPLOYMENT)
-    if load := sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]:
+    if load:
         figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
         if loads[-1]["batch_size"] != best["batch_size"] and is_plain:
-            figure = f"{loads[-1]['output_tokens_per_s']:,.1f}"
+            figure = f"{loads[-1]['decode_tokens_per_s']:,.1f}"
         clauses.append(f", {figure} with {load}")
     elif is_plain and not uncached:
         clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
         embedded = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
         return answer_sentence(f"{_server_words(best)} embeds {embedded} per second{misfit}")
-    server = _server_name(best, equal)
     start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {work}"
     return answer_sentence(start, *([f", TTFT {ttft}", misfit] if misfit else clauses))
 
@@ -209,7 +213,7 @@ def _generation_sentence(records: Records) -> str:
     wording = {**WORDING, **LOAD_WORDING}
     names = sides(records, (*DEPLOYMENT, *LOAD_WORDING), wording).names
     rates = [
-        f"{r['batch_size'] / (r['tpot_s'] or inf):,.1f} tokens/s{f' with {name}' * bool(name)}"
+        f"{r['decode_tokens_per_s'] or 0:,.1f} tokens/s{f' with {name}' * bool(name)}"
         for r, name in zip(records, names, strict=True)
     ]
     server = _server_words(first)
@@ -217,7 +221,8 @@ def _generation_sentence(records: Records) -> str:
         server = server.partition(" on ")[2]
     work = " and ".join(dict.fromkeys([rates[0], rates[-1]]))
     misfit = ", but it does not fit" * (first.get("fits") is False)
-    return answer_sentence(f"{server} generates {_bound_words(first)[1]}{work}{misfit}")
+    rate = f"{_bound_words(first)[1]}{work}{misfit}"
+    return answer_sentence(f"{server} generates {rate}", "; TTFT is unknown")
 
 
 def _bound_clauses(records: Records, best: Record) -> list[str]:
@@ -277,7 +282,15 @@ def serve_table(records: Records, lengths_note: str) -> Table:
     details = [
         *pass_details(rows),
         *_per_server(rows, _accuracy),
-        *_per_server(rows, _limits),
+        *_per_server(
+            rows,
+            lambda record: (
+                f"max_num_seqs {record['max_num_seqs']:,}, max_num_batched_tokens"
+                f" {record['max_num_batched_tokens']:,}; KV cache budget"
+                f" {format_bytes(record['kv_budget_bytes'])} per GPU,"
+                f" {plural(record['gpus'], 'GPU')}; seed {record['seed']}"
+            ),
+        ),
         *_per_server(rows, _disaggregated),
     ]
     # so that requests/s is lower than the rate, even if the server keeps up with it
@@ -382,16 +395,6 @@ def _server_name(record: Record, records: Records) -> str:
     same = equal_records(records, record, "model", "gpu")
     name = sides(same, keys).names[same.index(record)]
     return f"{_server_words(record)} with {name}" if name else _server_words(record)
-
-
-def _limits(record: Record) -> str:
-    """Return the limits of a server and its KV cache budget."""
-    return (
-        f"max_num_seqs {record['max_num_seqs']:,}, max_num_batched_tokens"
-        f" {record['max_num_batched_tokens']:,}; KV cache budget"
-        f" {format_bytes(record['kv_budget_bytes'])} per GPU, {plural(record['gpus'], 'GPU')};"
-        f" seed {record['seed']}"
-    )
 
 
 def _accuracy(record: Record) -> str:

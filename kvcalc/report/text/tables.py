@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from kvcalc.arithmetic import grouped
 from kvcalc.errors import list_few, visible
 from kvcalc.library.presets import preset_files
 from kvcalc.records import Record, Records
@@ -347,15 +348,13 @@ def time_footnotes(records: Records) -> list[str]:
     """
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
-    gpus_by_version: dict[str, list[str]] = {}
-    unmeasured: dict[str, list[str]] = {}
-    for r in records:
-        engine, gpu = r["engine"], r["gpu"]
-        if r["time_basis"] != BOUND:
-            gpus_by_version.setdefault(r["basis"], []).append(gpu)
-        elif engine not in ("none", *preset_files(f"calibrations/{gpu}")):
-            unmeasured.setdefault(engine, []).append(gpu)
-
+    gpus_by_version = grouped((r["basis"], r["gpu"]) for r in predictions)
+    unmeasured = grouped(
+        (r["engine"], r["gpu"])
+        for r in records
+        if r["time_basis"] == BOUND
+        and r["engine"] not in ("none", *preset_files(f"calibrations/{r['gpu']}"))
+    )
     names = dict.fromkeys(map(basis_name, gpus_by_version))
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
     if len(names) < len(gpus_by_version):
