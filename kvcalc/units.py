@@ -5,7 +5,7 @@ FLOP/s are decimal. Token counts accept binary suffixes: 4k = 4096.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -61,25 +61,6 @@ def plain(value: Any) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         value = value.item()
     return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def check_whole(words: Sequence[str], noun: str) -> None:
-    """Raise an error if a list of numbers is one number that was split at a thousands separator.
-
-    Options accept lists such as `8,16`. So the text `8,000` is split into `8` and `000`, although
-    the user means 8000.
-
-    Args:
-        words: Items of the list, such as `["8", "000"]`.
-        noun: Name of the quantity, such as `input length`, with which the error message begins.
-
-    Raises:
-        UserError: The items are parts of one number.
-    """
-    if any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
-        raise UserError(
-            f"{noun} {','.join(words)!r} is a list", f"Write {''.join(words)} for one number"
-        )
 
 
 def _multiply(number: str, unit: int) -> tuple[int, int]:

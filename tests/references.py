@@ -72,7 +72,7 @@ SKILL = """\
 ---
 name: kvcalc
 description: Computes the KV cache of a language model, the users that fit on a GPU, latency, server load and the smallest
-  deployment. Use it for questions about GPU memory or speed of LLM inference, and for start-up logs of vLLM, SGLang or llama.cpp.
+  deployment. Use it for questions about GPU memory or speed of LLM inference, and for start-up logs of vLLM, SGLang, TensorRT-LLM or llama.cpp.
 ---
 
 # kvcalc

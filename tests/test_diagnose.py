@@ -139,12 +139,11 @@ TOKENS = re.sub("Available KV.*", "", logs.V1_0_28)
 AVAILABLE, H20 = "INFO [gpu_worker.py:298] Available KV cache memory: {} GiB\n", "--gpu h20 --model {} --context {}"
 WEIGHTS, SIZE = "INFO Model loading took {} GiB\n", "INFO GPU KV cache size: {} tokens\n"
 CELLS = "llama_kv_cache: size = 4096.00 MiB ( 32768 cells, 32 layers, 1/ 1 seqs), K (f16): 2048.00 MiB, V (f16): 2048.00 MiB"
-TWO_GPUS = (
-    "n_ctx = 8192\nllama_kv_cache_init: CUDA0 KV buffer size = 697.00 MiB\nllama_kv_cache_init: CUDA1 KV buffer size = 663.00 MiB"
-)
+TWO_GPUS = "n_ctx = 8192\nllama_kv_cache_init: CUDA0 KV buffer size = 697.00 MiB\nkv: CUDA1 KV buffer size = 663.00 MiB"
 SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler with 256 dummy requests."
 H100, L4 = "--gpu h100 --model {} --context {}", "--gpu l4 --model llama-3.1-8b --context {}"
 HYBRID = "INFO GPU KV cache size: 290,864 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 33.04x\n"
+PAGED = "[TensorRT-LLM][INFO] [MemUsageChange] Allocated {} GiB for max tokens in paged KV cache ({}).\n"
 RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 
 
@@ -192,15 +191,15 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960; it fits with `--max-model-len 65536`.", "vllm serve"),
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
         ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "its KV cache fits 4 users of 8,192 tokens.", "4 logged"),
-        (SIZE.format("412,336"), "", "its KV cache stores 412,336 tokens.", "the log names no model. Add --model and --gpu"),
+        ("".join(map(PAGED.format, (1.25, 41.25), (10240, 337920))), "", "stores 337,920 tokens in 41.25 GiB.", "the log names no model. Add --model and --gpu"),
         (SIZE.format("412,336"), "--context 8k --users 64", "enough for 50 users of 8,192 tokens, not 64.", "the log names no model"),
         (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "it fits with `--max-num-seqs 128`.", "vllm"),
         (HYBRID, "--context 4k", "its KV cache stores 290,864 tokens.", "the log names no model"),
-        (CELLS, "", "its KV cache stores 32,768 tokens in 4.00 GiB.", "the log names no model. Add --model and --gpu"),
+        (f"{CELLS}\n{CELLS.replace('4096.00', '15.00').replace('32768', '640')}", "", "its KV cache stores 32,768 tokens in 4.01 GiB.", "the log names no model. Add --model and --gpu"),
         (AVAILABLE.format(-1.44), "", "nothing is left for the KV cache, 1.44 GiB are missing;", "shorter context"),
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),
         ("Not enough memory. Please try to increase --mem-fraction-static.", "", "nothing is left for the KV cache;", "shorter context"),
-        (RUNNING, "", "The engine started; ", "requests wait for KV cache: use more GPUs or an 8-bit cache."),
+        ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "", "The engine started; ", "requests wait for KV cache: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens.", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "its KV cache fits 4 users of 4,096 tokens.", "4 by the log"),

@@ -78,14 +78,8 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
                 has_answer = boot.failure or (has_size and not boot.model)
                 if not (is_unpredicted or (has_answer and not (options.model or options.gpu))):
                     raise
-                summary = summarize_log(
-                    boot,
-                    options.model,
-                    options.gpu,
-                    str(error),
-                    options.users,
-                    options.context,
-                )
+                required = options.users, options.context
+                summary = summarize_log(boot, options.model, options.gpu, str(error), *required)
             summaries.append((summary, log, number, len(boots)))
     if save:
         if (corrections := summaries[-1][0].corrections) is None:

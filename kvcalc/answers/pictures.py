@@ -89,7 +89,7 @@ def run_plot(
     if explain:
         from kvcalc.report.explain import explain_chart
 
-        say(f"{FIGURES[kind].formula}\n\n{explain_chart(charts)}")
+        say("\n".join([FIGURES[kind].formula, "", *map(explain_chart, charts)]))
         return
     from kvcalc.report.charts.drawing import save
 

@@ -21,7 +21,7 @@ from kvcalc.capacity.command_line import find_engine, image_version, is_command,
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.library.files import MAX_YAML_BYTES, parse_documents, read_text
+from kvcalc.library.files import MAX_YAML_BYTES, YamlReader, read_text
 from kvcalc.library.presets import lookup, mapping
 from kvcalc.records import JsonObject, Record
 
@@ -109,7 +109,8 @@ def read_servers(path: str) -> list[DeclaredServer]:
     lines = read_text(file, MAX_YAML_BYTES) if file.is_file() else ""
     variables = dict(_SETTING.findall(lines)) | os.environ
     try:
-        servers = [*_find_servers(parse_documents(text, path), Scope(), variables, set())]
+        reader = YamlReader(path, is_stream=True)
+        servers = [*_find_servers(reader.documents(text), Scope(), variables, set())]
     except UserError:
         if not is_command([text]):
             raise

@@ -56,6 +56,9 @@ ENGINE_MARKS = re.findall(
     sglang: KV Cache is allocated.
     sglang: max_total_num_tokens=
     sglang: increase --mem-fraction-static
+    sglang: KV cache pool is full
+    sglang: #queue-req
+    trtllm: tokens in paged KV cache
     llama.cpp: ggml_backend
     llama.cpp: cudaMalloc failed
     torch: out of memory. Tried to allocate
@@ -155,6 +158,16 @@ PATTERNS = {
         max_total_num_tokens=.{1,400}context_len=<max_model_len>
         max_total_num_tokens=.{1,400}available_gpu_mem=<left> GB
         Not enough memory\. Please try to increase --mem-fraction-static(?P<no_blocks>)
+        KV cache pool is full\. Retract requests(?P<is_full>)
+        token usage: (?:0\.9|1\.0).{1,300}#queue-req: [1-9](?P<is_full>)
+    """,
+    "trtllm": r"""
+        total: <memory> GiB, available: [\d.]+ GiB
+        Allocated <cache> GiB for max tokens in paged KV cache \(<tokens>\)
+        Using <tokens> tokens in paged KV cache
+        max_seq_len=<max_model_len>, max_num_requests=<max_num_seqs>, \
+            max_num_tokens=<max_num_batched_tokens>
+        maxSequenceLen: <max_model_len>
     """,
     "llama.cpp": r"""
         build: (?P<version>\d{3,6}) \(
@@ -409,7 +422,9 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
         raise UserError("is not a log in text", where=place)
     boots = _split_boots(data[:MAX_BYTES].decode(encoding, errors="replace"))
     if not boots:
-        raise UserError("has no start-up of vLLM, SGLang or llama.cpp", FIRST_LINE, place)
+        raise UserError(
+            "has no start-up of vLLM, SGLang, TensorRT-LLM or llama.cpp", FIRST_LINE, place
+        )
     remarks = [f"{place}: only the first 64 MiB are read"] if len(data) > MAX_BYTES else []
     if len(boots) > MAX_BOOTS:
         remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
@@ -555,18 +570,22 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
     is_mib = boot.engine == "llama.cpp" or name.endswith("_mib")
     size = round(value * (MIB if is_mib else GIB))
     name = name.removesuffix("_mib")
+    # TensorRT-LLM first measures its activations with a small cache
+    least = max if boot.engine == "trtllm" else min
     if name == "memory":
         boot.memory = max(0, size)
     elif name == "concurrency":
         boot.concurrency = value
     elif name in COUNTS.split():
         if value >= 0:
-            boot.counts[name] = min(int(value), boot.counts.get(name, int(value)))
+            boot.counts[name] = least(int(value), boot.counts.get(name, int(value)))
     elif name in FLAG_NUMBERS.split():
         if value >= 0:
             boot.flags[name] = value if value < 1 else int(value)
+    elif name == "all_layers":  # windows have a cache of their own
+        boot.figures[name] = boot.figures.get(name, 0) + size
     elif "device" not in match.groupdict():
-        select = min if name in SMALLEST_FIGURES.split() else max
+        select = least if name in SMALLEST_FIGURES.split() else max
         boot.figures[name] = select(size, boot.figures.get(name, size))
     elif match["device"].startswith(HOST_DEVICES):
         boot.figures[f"host_{name}"] = boot.figures.get(f"host_{name}", 0) + size

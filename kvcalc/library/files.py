@@ -47,7 +47,7 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     Raises:
         UserError: The text is invalid. The message names the file and the line.
     """
-    reader = _YamlReader(file_name)
+    reader = YamlReader(file_name)
     documents = reader.documents(text)
     root = documents[0] if documents else None
     if not isinstance(root, dict):
@@ -55,25 +55,11 @@ def parse_yaml(text: str, file_name: str) -> tuple[JsonObject, Lines]:
     return root, reader.lines
 
 
-def parse_documents(text: str, file_name: str) -> list[Any]:
-    """Return the values of a YAML text, one for each of its documents.
-
-    Documents are separated by lines of `---`, and may contain aliases.
-
-    Args:
-        text: The YAML text.
-        file_name: Name of the file in error messages.
-
-    Raises:
-        UserError: The text is invalid. The message names the file and the line.
-    """
-    return _YamlReader(file_name, is_stream=True).documents(text)
-
-
-class _YamlReader:
+class YamlReader:
     """Reads YAML as plain dicts, lists and scalars.
 
     Attributes:
+        file_name: Name of the file in error messages.
         lines: Line of each key by its path.
         is_stream: Whether the text may have several documents, and aliases.
         values: Values of the nodes already read in this document.
@@ -86,14 +72,18 @@ class _YamlReader:
         self.values: dict[int, Any] = {}
 
     def fail(self, text: str, mark: Any) -> UserError:
+        """Return an error with the file and the line of a mark of PyYAML; no line for None."""
         line = f", line {mark.line + 1}" if mark else ""
         return UserError(text, where=self.file_name + line)
 
     def documents(self, text: str) -> list[Any]:
-        """Return the value of each YAML document in a text.
+        """Return the value of each YAML document in a text. Lines of `---` separate documents.
 
         Args:
             text: The YAML text.
+
+        Raises:
+            UserError: The text is invalid. The message names the file and the line.
         """
         import yaml
 

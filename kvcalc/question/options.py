@@ -12,6 +12,7 @@ imports no slow modules, because `--help` imports it.
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
@@ -22,7 +23,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin
 import msgspec
 
 from kvcalc.errors import UserError, nearest
-from kvcalc.units import check_whole, parse_bytes, parse_seconds, parse_tokens, plain
+from kvcalc.units import parse_bytes, parse_seconds, parse_tokens, plain
 
 PANELS = """\
 Common options
@@ -435,8 +436,10 @@ def items_of(value: Any, name: str = "list") -> list[Any]:
     items = list(value) if hasattr(value, "__iter__") else [value]
     if not items:
         raise UserError(f"{name}: the list is empty", "Write 4096, 4k or 1k,8k")
-    if str(items[0]).isdigit():
-        check_whole([str(item) for item in items], name)
+    words = [*map(str, items)]
+    if words[0].isdigit() and any(re.fullmatch(r"0\d\d", word) for word in words[1:]):
+        hint = f"Write {''.join(words)} for one number"
+        raise UserError(f"{name} {','.join(words)!r} is a list", hint)
     return items
 
 

@@ -18,7 +18,7 @@ from kvcalc.planning.search_space import SearchSpace
 from kvcalc.records import JsonObject, Record, Records
 from kvcalc.records.figures import figures_of, unit_of_key
 from kvcalc.records.size import SizeRecord
-from kvcalc.report.charts.chart import Chart, Charts
+from kvcalc.report.charts.chart import Chart
 from kvcalc.report.row_names import texts_by_name
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
 from kvcalc.report.text.plan_text import deployment_words, sentence
@@ -99,18 +99,14 @@ def operand(key: str, value: object) -> str:
     return texts.get(unit_of_key(key)) or whole(value)
 
 
-def explain_chart(charts: Charts) -> str:
-    """Return a picture as text for `--explain`: the values of its points, formatted as on the axes.
+def explain_chart(chart: Chart) -> str:
+    """Return a chart as text for `--explain`: the values of its points, formatted as on the axes.
 
     The text has the first and the last point of each curve, and every point with a name.
 
     Args:
-        charts: The charts of the picture.
+        chart: The chart.
     """
-    return "\n".join(map(_charted, charts))
-
-
-def _charted(chart: Chart) -> str:
     lines = [chart.title, chart.subtitle, ""]
     for series in chart.series:
         # a label per point, or markers of a line

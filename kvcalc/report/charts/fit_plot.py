@@ -1,9 +1,9 @@
 """Pictures of GPU memory: its parts, and its use by allocators."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvcalc.arithmetic import grouped
 from kvcalc.records import Record, Records
 from kvcalc.report.charts.chart import Axis, Chart, Series, bar_chart, bytes_tick, whole_tick
 from kvcalc.report.row_names import shared_words, sides, texts_by_name
@@ -139,12 +139,14 @@ def _heat_map(records: Records, size: int) -> Chart:
         size: Bytes of the unit of the texts.
     """
     max_bytes = max((r["headroom_bytes"] for r in records), default=1) or 1
-    depths = defaultdict(list)
-    labels = defaultdict(list)
-    for r in records:
-        free, users = r["headroom_bytes"], r["users"]
-        depths[users].append(max(0.0, free / max_bytes) if r["fits"] else -1.0)
-        labels[users].append(f"{'−' * (not r['fits'])}{digits(abs(free) / size)}")
+    depths = grouped(
+        (r["users"], max(0.0, r["headroom_bytes"] / max_bytes) if r["fits"] else -1.0)
+        for r in records
+    )
+    labels = grouped(
+        (r["users"], f"{'−' * (not r['fits'])}{digits(abs(r['headroom_bytes']) / size)}")
+        for r in records
+    )
     series = [
         Series(f"{users:,}", (), row, "cells", labels=labels[users])
         for users, row in depths.items()

@@ -30,7 +30,6 @@ from kvcalc.report.text.tables import (
     time_footnotes,
     without_named_engine,
 )
-from kvcalc.units import format_bytes
 
 GROWTH = (
     "Full attention for n tokens: O(n³) in total without a cache, O(n²) with it.",
@@ -148,9 +147,8 @@ def _latency_sentence(records: Records) -> str:
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
-    work = (
-        f"{requests}{best['input_len']:,} input + {plural(best['output_len'], 'output token')}"
-    )
+    work = f"{requests}{best['input_len']:,} input + "
+    work += plural(best["output_len"], "output token")
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     clauses = []
@@ -161,28 +159,18 @@ def _latency_sentence(records: Records) -> str:
             f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
             f" if {top['acceptance_rate']:.0%} are accepted",
         ]
-    if cost := _cost(best, equal):
-        clauses.append(cost)
+    clauses.append(_cost(best, equal))
     loads = equal_records(timed, best, *DEPLOYMENT)
-    load_names = sides(loads, LOAD_WORDING, LOAD_WORDING).names
-    server, load = _server_name(best, equal), load_names[-1]
-    if (
-        names[fast] != names[slow]
-        and times[slow] > MIN_VISIBLE_RATIO * times[fast]
-        and not at_least
-    ):
+    load = sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]
+    is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
+    if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
-        gain = f"{ratio(times[slow] / times[fast])} as fast as {slowest}"
-        slower = equal_records(timed, equal[slow], *DEPLOYMENT)
-        shared = [r for r in loads if equal_records(slower, r, *LOAD_WORDING)]
-        if len(shared) > 1 and not clauses:
-            last = shared[-1]
-            other = equal_records(slower, last, *LOAD_WORDING)[0]
-            gain += f" with {load_names[0]}, {ratio(other['e2e_s'] / last['e2e_s'])} with "
-            return answer_sentence(f"{server} is {gain}{load_names[loads.index(last)]}{misfit}")
-        clauses.append(f", {gain}")
-    mark = "≥ " * bool(at_least)
-    ttft = f"{mark}{seconds(best['ttft_s'])}"
+        gains = _gains(loads, equal_records(timed, equal[slow], *DEPLOYMENT))
+        if gains and not any(clauses):
+            server = _server_name(best, equal)
+            return answer_sentence(f"{server} is faster than {slowest}: {gains}{misfit}")
+        clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
+    ttft = f"{'≥ ' * bool(at_least)}{seconds(best['ttft_s'])}"
     if uncached := best.get("uncached_ttft_s"):
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
@@ -198,12 +186,25 @@ def _latency_sentence(records: Records) -> str:
             figure = f"{loads[-1]['decode_tokens_per_s']:,.1f}"
         clauses.append(f", {figure} with {load}")
     elif is_plain and not uncached:
+        mark = "≥ " * bool(at_least)
         clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
-        embedded = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens"
-        return answer_sentence(f"{_server_words(best)} embeds {embedded} per second{misfit}")
-    start = f"{server} takes {at_least}{seconds(best['e2e_s'])} for {work}"
+        rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
+        return answer_sentence(f"{_server_words(best)} embeds {rates}{misfit}")
+    start = f"{_server_name(best, equal)} takes {at_least}{seconds(best['e2e_s'])} for {work}"
     return answer_sentence(start, *([f", TTFT {ttft}", misfit] if misfit else clauses))
+
+
+def _gains(fast: Records, slow: Records) -> str:
+    """Return how many times as fast records are as others, at their first and last common load; ''
+    if there is only one."""
+    names = sides(fast, LOAD_WORDING, LOAD_WORDING).names
+    gains = [
+        f"{ratio(other['e2e_s'] / record['e2e_s'])} with {name}"
+        for name, record in zip(names, fast, strict=True)
+        for other in equal_records(slow, record, *LOAD_WORDING)
+    ]
+    return ", ".join([gains[0], gains[-1]]) if len(gains) > 1 else ""
 
 
 def _generation_sentence(records: Records) -> str:
@@ -219,10 +220,11 @@ def _generation_sentence(records: Records) -> str:
     server = _server_words(first)
     if names[0].startswith(first["model"]):
         server = server.partition(" on ")[2]
-    work = " and ".join(dict.fromkeys([rates[0], rates[-1]]))
+    elif first["gpu"] in names[0]:
+        server = first["model"]
     misfit = ", but it does not fit" * (first.get("fits") is False)
-    rate = f"{_bound_words(first)[1]}{work}{misfit}"
-    return answer_sentence(f"{server} generates {rate}", "; TTFT is unknown")
+    work = f"generates {_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
+    return answer_sentence(f"{server} {work}{misfit}", "; TTFT is unknown")
 
 
 def _bound_clauses(records: Records, best: Record) -> list[str]:
@@ -258,6 +260,10 @@ SERVE = columns(
     optional=f"{VARIANTS} {LIMITS}",
     hidden="gpus draft num_speculative_tokens",
 )
+SERVER_LIMITS = (
+    "max_num_seqs {max_num_seqs:,}, max_num_batched_tokens {max_num_batched_tokens:,}; KV cache "
+    "budget {kv_budget_bytes:,} bytes per GPU; gpus {gpus}, seed {seed}"
+)
 # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
 EQUAL_RATE_RATIO = 1.1
 MIN_VISIBLE_RATIO = 1.005  # ratio of two figures that do not read as equal
@@ -282,15 +288,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
     details = [
         *pass_details(rows),
         *_per_server(rows, _accuracy),
-        *_per_server(
-            rows,
-            lambda record: (
-                f"max_num_seqs {record['max_num_seqs']:,}, max_num_batched_tokens"
-                f" {record['max_num_batched_tokens']:,}; KV cache budget"
-                f" {format_bytes(record['kv_budget_bytes'])} per GPU,"
-                f" {plural(record['gpus'], 'GPU')}; seed {record['seed']}"
-            ),
-        ),
+        *_per_server(rows, SERVER_LIMITS.format_map),
         *_per_server(rows, _disaggregated),
     ]
     # so that requests/s is lower than the rate, even if the server keeps up with it

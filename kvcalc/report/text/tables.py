@@ -2,6 +2,7 @@
 tables."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -92,19 +93,6 @@ def per_token(value: float) -> str:
     return (
         f"{value:,.0f} B" if value < 10_240 and value == int(value) else format_bytes(value, 1)
     )
-
-
-def basis_name(basis: str) -> str:
-    """Return the name of a time model without its version, for footnotes on the source of times.
-
-    Example: `vllm 0.24.0 calibration` gives `vllm`. If times are scaled from another GPU,
-    `vllm 0.24.0 calibration of a100` gives `vllm of a100`.
-
-    Args:
-        basis: Value of the key `basis` in a record, which names the time model.
-    """
-    name, _, source = basis.partition(" calibration")
-    return name.split()[0] + source
 
 
 def variant_name(variant: str) -> str:
@@ -355,7 +343,8 @@ def time_footnotes(records: Records) -> list[str]:
         if r["time_basis"] == BOUND
         and r["engine"] not in ("none", *preset_files(f"calibrations/{r['gpu']}"))
     )
-    names = dict.fromkeys(map(basis_name, gpus_by_version))
+    # without versions: `vllm 0.24.0 calibration of a100` gives `vllm of a100`
+    names = {re.sub(r"( \S+)? calibration", "", name): None for name in gpus_by_version}
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
     if len(names) < len(gpus_by_version):
         sources = [f"{version} ({list_few(gpus)})" for version, gpus in gpus_by_version.items()]
