@@ -162,7 +162,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         # the cache needs 4 · 4 GiB beside 4.3 of weights; without flash attention, scores need 8 GiB more
         (OLD_CELLS, "--users 4", "4.00 GiB of KV cache fit 1 user of 32,768 tokens, not 4;", "--ctx-size 131072 --parallel 4 --flash-attn on"),
         (logs.V1_0_12.replace("26.91 GiB", "2.91 GiB") + RUNNING, "--users 8", "KV cache per GPU fit 3 users of 65,536 tokens, not 8;", "3 by the log, 34 predicted"),
-        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens; ", "requests wait for KV cache: use more GPUs."),
+        (logs.V1_0_28 + RUNNING, "", "KV cache fit 1 user of 40,960 tokens; ", "its KV cache is full: use more GPUs."),
         # the log of a failed load has no size of the weights; the prediction has
         (re.sub("-FP8-dynamic|loading took|KV cache memory:|No available", "", logs.NO_BLOCKS) + OUT_OF_MEMORY.format("448 MiB.", "79.18 GiB of which"),
          "", "the weights need 131.45 GiB of one GPU, which has 79.18 GiB;", "--tensor-parallel-size 4"),
@@ -199,7 +199,8 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (AVAILABLE.format(-1.44), "", "nothing is left for the KV cache, 1.44 GiB are missing;", "shorter context"),
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),
         ("Not enough memory. Please try to increase --mem-fraction-static.", "", "nothing is left for the KV cache;", "shorter context"),
-        ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "", "The engine started; ", "requests wait for KV cache: use more GPUs or an 8-bit cache."),
+        ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "", "no size of the KV cache; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
+        (RUNNING, "", "The engine runs 36 requests, 84 wait; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens.", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "its KV cache fits 4 users of 4,096 tokens.", "4 by the log"),

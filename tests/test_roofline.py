@@ -304,10 +304,10 @@ def test_a_mixed_pass_is_one_matrix_of_all_its_rows(kvcalc: Run) -> None:
 
 
 def test_each_pass_names_what_differs(kvcalc: Run) -> None:
-    """Each table has the sentence of its own context, batch size and weights."""
-    shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8").joined
-    assert shown.endswith(kvcalc("roofline gpt2 --context 900 --batch-size 8").joined)
-    assert "with fp8 + bf16 weights, batch 1, context" in kvcalc("roofline llama-3-8b -q bf16,fp8").joined
+    """With -v, each table has the sentence of its own context, batch size and weights."""
+    shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8 -v").joined
+    assert shown.endswith(kvcalc("roofline gpt2 --context 900 --batch-size 8 -v").joined)
+    assert "with fp8 + bf16 weights, batch 1, context" in kvcalc("roofline llama-3-8b -q bf16,fp8 -v").joined
     assert "81% KV cache" in kvcalc("roofline llama-3-8b --batch-size 64 --context 8k --gpu h200").joined
     assert "FFNs become compute-bound at 322 tokens" in kvcalc("roofline llama-3-8b --phase prefill").joined
 

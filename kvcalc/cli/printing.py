@@ -45,7 +45,11 @@ def print_answer(answer: Answer, output: Printing) -> int:
         tables = answer._tables()
         check_number("tables", MAX_TABLES, tables)
         show(
-            [replace(table, wide=output.wide, verbose=output.verbose) for table in tables],
+            [
+                replace(table, wide=output.wide, verbose=output.verbose)
+                for table in tables
+                if output.verbose or not table.is_detail
+            ],
             output.format == "markdown",
         )
     return answer._status

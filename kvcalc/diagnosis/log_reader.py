@@ -136,6 +136,7 @@ PATTERNS = {
         out of memory occurred when warming up sampler(?P<outside_share>)
         out of memory occurred when warming up sampler with <dummy_requests> dummy requests
         Waiting: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
+        Running: <running> reqs, Waiting: <waiting> reqs, GPU KV cache usage: (?:9\d|100)
         Pending: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
         is preempted.{0,80}not enough KV cache space(?P<is_full>)
         LLM engine with config: (?P<config>.*)
@@ -397,7 +398,7 @@ FLAG_NUMBERS = """
 """
 FLAG_TEXTS = "cache_type_k cache_type_v flash_attn kv_unified"
 FLAG_VALUES = {"true": True, "false": False, "0": "off", "disabled": "off"}
-COUNTS = "tokens full_tokens longest blocks dummy_requests"
+COUNTS = "tokens full_tokens longest blocks dummy_requests running waiting"
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
 

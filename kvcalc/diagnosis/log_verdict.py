@@ -42,7 +42,8 @@ OUTCOMES = """
     : The engine started: its KV cache stores {tokens:,} tokens.
     : The engine started: its KV cache stores {cells:,} tokens in {cache}.
     : The engine started with {cache} of KV cache.
-    : The engine started.
+    : The engine runs {running} requests, {waiting} wait.
+    : The engine started, the log has no size of the KV cache.
     occupied: Failed: the engine needs {desired_share}, {free} are free, {in_use} were in use \
         before.
     too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left for \
@@ -597,7 +598,7 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
         )
     if not boot.size("cache"):
-        return "The engine started, the log has no size of the KV cache."
+        return choose_sentence(OUTCOMES, boot, {"memory": boot.memory})
     users = _users(sequences, tokens, count)
     missed = ""
     if count <= sequences and tokens > predicted.length:

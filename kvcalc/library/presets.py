@@ -20,7 +20,7 @@ from kvcalc.records import JsonObject
 
 Spec = TypeVar("Spec", bound=msgspec.Struct)
 _ALIASES = re.compile(r"^aliases:\s*\[([^\]]*)\]", re.MULTILINE)
-_COUNT_FIRST = re.compile(r"(?P<count>\d{1,4})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
+_COUNT_FIRST = re.compile(r"(?P<count>\d{1,3})\s*[x×*\s]\s*(?P<gpu>.+)")  # 8xh100
 _COUNT_LAST = re.compile(r"(?P<gpu>.+?)\s*[x×*:\s]\s*(?P<count>\d{1,4})")
 _NO_PRESET = re.compile(
     r"(?P<cpu>(?:.*\W)?(?:cpu|epyc|xeon|threadripper|ryzen(?!.*max)|core|i[3579]-\d))|"
@@ -171,7 +171,7 @@ def find(name: str, kind: str) -> Path:
 def _unknown(name: str, kind: str, files: PathsByName, aliases: PathsByName) -> UserError:
     """Return the error about a name without a preset, with the text to type instead."""
     paths = aliases | files
-    counted = _COUNT_LAST.fullmatch(name) or _COUNT_FIRST.fullmatch(name)
+    counted = _COUNT_FIRST.fullmatch(name) or _COUNT_LAST.fullmatch(name)
     path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
     if counted and path:
         hint = f"Give one or more counts with --tp: --gpu {path.stem} --tp {counted['count']}"

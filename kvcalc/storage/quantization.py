@@ -134,7 +134,7 @@ _BLOCK_FORMATS = {
 }
 # A format, and other names for it.
 _SPELLINGS = first_words("""
-    nf4               bitsandbytes
+    nf4               bitsandbytes bnb bnb-4bit
     nf4_double        bnb-nf4
     fp4_double        bnb-fp4
     nvfp4             modelopt_fp4

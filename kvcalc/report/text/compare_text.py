@@ -214,16 +214,18 @@ def _different_sizes(
     ordered = sorted(groups)
     size, largest = format_bytes(ordered[0]), format_bytes(ordered[-1])
     is_short = len(groups) <= MAX_SIZES
-    if has_models and is_short and max(map(len, groups.values())) == 1 and len(groups) > 2:
+    factor = f", {ratio(ordered[-1] / ordered[0])} as much" if ordered[0] else ""
+    if has_models and is_short and max(map(len, groups.values())) == 1:
         others = [f"{groups[n][0]} {format_bytes(n)}" for n in ordered[1:]]
         words = join_words([f"{subject} {size}", *others])
-        return answer_sentence(f"{words} of KV cache{per_gpu} for {load}")
+        return answer_sentence(
+            f"{words} of KV cache{per_gpu} for {load}", factor * (len(groups) == 2)
+        )
     if has_models:
-        factor = ordered[0] and ordered[-1] / ordered[0]
         return answer_sentence(
             f"{subject} the smallest KV cache for {load}, {size}{per_gpu}",
             f", and {_joined(groups[ordered[-1]])} the largest, {largest}",
-            f", {ratio(factor)} as much" if factor else "",
+            factor,
         )
     if is_short:
         sizes = [
@@ -243,12 +245,12 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _equal_weights(records: Sequence[SizeRecord], models: Mapping[str, Model]) -> str:
-    """Return the context at which one model's cache is as large as its weights, or what the column
-    with this context means."""
+    """Return a note on the context at which one model's cache is as large as its weights; '' for
+    several."""
     last = records[-1]
     tokens, maximum = last["equal_weights_context"], models[last["model"]].max_context
     if sides(records, (*STORAGE_KEYS, "batch_size")).keys:
-        return "= weights: context at which KV cache and weights are equal." * bool(tokens)
+        return ""
     if not tokens:
         is_stored = last["kv_cache_bytes"] > 0
         return "The KV cache stays smaller than the weights at any context." * is_stored

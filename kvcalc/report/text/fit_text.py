@@ -283,9 +283,12 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
         else:
             counts += minimum and f"{minimum},"
-    is_named = any(record["model"] in clause for clause in clauses)
-    if has_different_values(records, "model") and not is_named:
-        return f"{record['model']} on {place} fits {counts.rstrip(',')}."
+            if len(records) == 1 and maximum and not (minimum or best.options.max_model_len):
+                counts += ", the model's maximum,"
+    if has_different_values(records, "model"):
+        return answer_sentence(
+            f"{record['model']} on {place} fits {counts.rstrip(',')}", *clauses
+        )
     is_single = counts.startswith("1 user ") and " or " not in counts
     verb = "may fit" if record["low_num_seqs"] == 0 else f"fit{'s' * is_single}"
     name = _distinguishing_values(records, record)

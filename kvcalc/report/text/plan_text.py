@@ -274,7 +274,7 @@ def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Tab
     return Table(rows, PLAN_COLUMNS, title, notes, details=details, commands=commands)
 
 
-FULL = "Requests wait for KV cache: use more GPUs or an 8-bit cache."
+FULL = "Its KV cache is full: use more GPUs or an 8-bit cache."
 DIAGNOSIS_COLUMNS = columns(
     DiagnoseRecord, "term logged_bytes predicted_bytes difference_bytes"
 )

@@ -83,15 +83,14 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
         summary_columns = marked_columns(totals, SUMMARY_COLUMNS)
         deployment, total = passes[0][0], totals[0]
         ffn_size = _compute_bound_sizes(deployment, total["phase"], total["context"]).get("FFN")
-        yield Table(totals, summary_columns, _summary_sentence(totals, ffn_size), [""])
+        notes = ["", "-v prints the operators of each pass."]
+        yield Table(totals, summary_columns, _summary_sentence(totals, ffn_size), notes)
     names = sides(totals, DEPLOYMENT[2:6]).names
     for name, (deployment, _, records) in zip(names, passes, strict=True):
         total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
         rows = []
         for record in records:
-            operator = record["operator"]
-            if operator.endswith("_overhead"):
-                operator = operator.replace("_", " ")
+            operator = record["operator"].replace("_overhead", " overhead")
             rows.append({**record, "operator": operator, "shape": shape(record)})
             for part in record.get("parts", []):
                 row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
@@ -112,6 +111,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
             _pass_sentence(deployment.parallelism.pp, total, name, sizes.get("FFN")),
             footnotes(*pass_notes([total], *memory_sentences([total])), moved, compute, reads),
             details=[_assumptions(deployment), *pass_details([total])],
+            is_detail=len(totals) > 1,
         )
 
 

@@ -96,9 +96,6 @@ def latency_tables(records: Records) -> list[Table]:
         "No TTFT: the GPU's compute peak is unknown."
         * any(r["ttft_s"] is None for r in records),
     )
-    first = records[0]
-    if first.get("cost_per_million_tokens") and first["batch_size"] == 1:
-        notes.insert(1, "Cost is of one request at a time. `kvcalc serve` has it under load.")
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     details = [
@@ -376,6 +373,7 @@ def _cost(record: Record, records: Records) -> str:
     if not cost:
         return ""
     text = f", costing {_bound_words(record)[0]}{cost:,.2f} per million output tokens"
+    text += " with one request at a time" * (record.get("batch_size") == 1)
     others = [
         (other["cost_per_million_tokens"], name)
         for other, name in zip(records, sides(records).names, strict=True)

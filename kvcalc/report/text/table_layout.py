@@ -70,6 +70,7 @@ class Table(msgspec.Struct, frozen=True):
             prints the meanings of headings and the values that are equal in all rows.
         commands: Command lines that the user can run; they are the last lines of the output.
         verbose: Whether all notes are shown, as with `--verbose`.
+        is_detail: Whether only `--verbose` prints the table.
     """
 
     records: Records
@@ -80,6 +81,7 @@ class Table(msgspec.Struct, frozen=True):
     details: Sequence[str] = ()
     commands: Sequence[str] = ()
     verbose: bool = False
+    is_detail: bool = False
 
     def __str__(self) -> str:
         return "".join(f"{line}\n" for line in lay_out(self, WIDTH).lines())

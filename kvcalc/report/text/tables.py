@@ -344,7 +344,7 @@ def time_footnotes(records: Records) -> list[str]:
         and r["engine"] not in ("none", *preset_files(f"calibrations/{r['gpu']}"))
     )
     # without versions: `vllm 0.24.0 calibration of a100` gives `vllm of a100`
-    names = {re.sub(r"( \S+)? calibration", "", name): None for name in gpus_by_version}
+    names = {re.sub(" .*calibration", "", name): None for name in gpus_by_version}
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
     if len(names) < len(gpus_by_version):
         sources = [f"{version} ({list_few(gpus)})" for version, gpus in gpus_by_version.items()]
