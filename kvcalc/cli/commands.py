@@ -141,8 +141,7 @@ def _parsed(command: str, words: Sequence[str]) -> Any:
             try:
                 answer = compute(**arguments)
             except UserError as error:
-                names = {parameter.name for parameter in parameters}
-                arguments = arguments_for(compute, _with_preset(typed, error, names))
+                arguments = arguments_for(compute, _with_preset(typed, error, parameters))
                 answer = compute(**arguments)
             return print_answer(answer, output)
 
@@ -152,12 +151,14 @@ def _parsed(command: str, words: Sequence[str]) -> Any:
     return function
 
 
-def _with_preset(typed: dict[str, Any], error: UserError, names: set[str]) -> dict[str, Any]:
+def _with_preset(
+    typed: dict[str, Any], error: UserError, parameters: list[Parameter]
+) -> dict[str, Any]:
     """Return typed values with the preset and the format that the name of a checkpoint means.
 
     Raises:
-        UserError: The error, if there is no such preset, or if the command's options with these
-            `names` are typed or lack the format.
+        UserError: The error, if there is no such preset, or if the format is typed or the command
+            has no option for it.
     """
     if not error.read_as:
         raise error
@@ -165,7 +166,7 @@ def _with_preset(typed: dict[str, Any], error: UserError, names: set[str]) -> di
     places = [key for key, value in typed.items() if value == [name]]
     stored = same.quantization or same.dtype
     formats = {"quantization" if same.quantization else "dtype": stored or "auto"}
-    if not (places and formats.keys() <= names - typed.keys()):
+    if not (places and formats.keys() <= {p.name for p in parameters} - typed.keys()):
         raise error
     print(f"note: {error.what}; read as {same.name} {stored}".rstrip(), file=sys.stderr)
     return typed | formats | {key: [same.name] for key in places}

@@ -600,11 +600,12 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
     if not boot.size("cache"):
         return choose_sentence(OUTCOMES, boot, {"memory": boot.memory})
     users = _users(sequences, tokens, count)
-    missed = ""
-    if count <= sequences and tokens > predicted.length:
-        missed = f", above the engine's maximum of {predicted.length:,}"
-    is_one = predicted.ranks.gpus == 1 or boot.engine == "llama.cpp"  # its caches are added
-    size = f"{format_bytes(boot.size('cache'))} of KV cache{'' if is_one else ' per GPU'} fit"
+    missed = f", above the engine's maximum of {predicted.length:,}"
+    missed *= sequences >= count and tokens > predicted.length
+    size = (  # the caches of llama.cpp's GPUs are added
+        f"{format_bytes(boot.size('cache'))} of KV cache"
+        f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit"
+    )
     if "computed_cache" in boot.figures:
         size = "its KV cache fits"
     return f"The engine started: {size} {users}{missed}."

@@ -194,7 +194,7 @@ def test_roofline(kvcalc: Run, line: str) -> None:
     for word, key in zip(words, ("weight_bytes", "cache_bytes", "activation_bytes"), strict=True):
         assert holds(word.split()[-1], whole[key] / whole["bytes"], "percent")
     least, predicted = seconds(whole["roofline_s"]), whole["time_s"]
-    title = " ".join(out.split())
+    title = re.sub(r", KV cache ≥ \S+ \S+(?=, )", "", " ".join(out.split()))
     what = "prefill" if "prefill" in line else "decode step"
     assert title.startswith(f"A {what} of ")
     assert f" {seconds(predicted) if predicted else f'at least {least}'}, {whole['bound']}-bound" in title

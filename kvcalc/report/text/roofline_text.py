@@ -108,24 +108,28 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
         yield Table(
             rows,
             _ordered_columns(records),
-            _pass_sentence(deployment.parallelism.pp, total, name, sizes.get("FFN")),
+            _pass_sentence(deployment, total, name, sizes.get("FFN")),
             footnotes(*pass_notes([total], *memory_sentences([total])), moved, compute, reads),
             details=[_assumptions(deployment), *pass_details([total])],
             is_detail=len(totals) > 1,
         )
 
 
-def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) -> str:
+def _pass_sentence(
+    deployment: TimedDeployment, total: Record, name: str, ffn_size: str | None
+) -> str:
     """Return a sentence on the time of the pass and its limit.
 
-    On one GPU, a memory-bound pass states its bytes. If the KV cache is larger than the weights,
-    its share of the bytes follows.
+    On one GPU, a memory-bound pass states its bytes. If the KV cache has a tenth of the bytes or
+    more, the minimum time of its traffic follows.
 
     Args:
-        stages: Pipeline stages.
+        deployment: The deployment.
+        total: Record of the whole pass.
         name: Values that distinguish the deployment from those of other passes.
         ffn_size: Smallest batch or prompt with a compute-bound FFN.
     """
+    stages, rate = deployment.parallelism.pp, deployment.gpu.bandwidth_bytes_per_s
     subject = f"The slowest of {stages} stages in a" if stages > 1 else "A"
     subject += f" {PHASES[total['phase']]} of {total['model']} on "
     subject += f"{total['gpus']}× " * (total["gpus"] > 1) + total["gpu"]
@@ -133,6 +137,9 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
     subject += f", context {total['context']:,}"
     at_least = "at least " * (not total["time_s"])
     time = kernel_seconds(total["time_s"] or total["roofline_s"])
+    is_memory_bound = total["bound"] == "memory"
+    cache = f", KV cache ≥ {kernel_seconds(total['cache_bytes'] / rate)}"
+    cache *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
     if total["fits"] is False:
@@ -140,11 +147,9 @@ def _pass_sentence(stages: int, total: Record, name: str, ffn_size: str | None) 
     if not at_least and total["time_s"] > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
     verb = "takes"
-    if total["bound"] == "memory" and total["gpus"] == 1:
-        is_mostly_cache = total["cache_bytes"] > total["weight_bytes"]
-        cache = f", {total['cache_bytes'] / total['bytes']:.0%} KV cache," * is_mostly_cache
-        verb = f"moves {format_si(total['bytes'], 'B')}{cache} in"
-    return answer_sentence(f"{subject} {verb} {at_least}{time}", limit, ffn)
+    if is_memory_bound and total["gpus"] == 1:
+        verb = f"moves {format_si(total['bytes'], 'B')} in"
+    return answer_sentence(f"{subject} {verb} {at_least}{time}", cache, limit, ffn)
 
 
 def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
