@@ -433,10 +433,12 @@ class LogCorrections(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def text(self) -> str:
         """Return the corrections as text in YAML, which `read_learned` can parse from a file."""
-        lines = ["# Corrections from one start-up: bytes of one GPU, logged minus predicted."]
-        for name, value in msgspec.structs.asdict(self).items():
-            lines.append(f"{name}: {json.dumps(value, ensure_ascii=False)}")  # JSON is YAML
-        return "\n".join([*lines, ""])
+        about = "# Corrections from one start-up: bytes of one GPU, logged minus predicted."
+        lines = [
+            f"{name}: {json.dumps(value, ensure_ascii=False)}"  # JSON is YAML
+            for name, value in msgspec.structs.asdict(self).items()
+        ]
+        return "\n".join([about, *lines, ""])
 
 
 def read_learned(path: str) -> LogCorrections:

@@ -352,8 +352,8 @@ def _missing(result: Fit) -> str:
 
 
 def _same_gpus(result: Fit) -> ConfigChanges:
-    """Yield changes on the same GPUs: fewer sequences of the engine, a larger share, a smaller
-    cache format and smaller weights, the smallest change first.
+    """Yield changes on the same GPUs: llama.cpp's division of layers, fewer sequences of the
+    engine, a larger share, a smaller cache format and smaller weights, the smallest change first.
 
     Fewer sequences help because the engine reserves working memory for each.
 
@@ -365,6 +365,8 @@ def _same_gpus(result: Fit) -> ConfigChanges:
         if free_share > 0:
             yield request.changed(gpu_memory_utilization=free_share)
         return
+    if result.options.engine == "llama.cpp" and result.ranks.tp > 1:
+        yield request.changed(tp=1, pp=result.ranks.gpus)  # its default: it divides layers
     num_seqs = result.options.requested_num_seqs
     if num_seqs > 1 and not result.options.max_num_seqs:
         yield request.changed(max_num_seqs=num_seqs)

@@ -246,9 +246,7 @@ class RateSampler:
         """
         self.machine = machine
         self.rows = tuple(sorted(rows))
-        self.layers = []
-        for block in layers:
-            self.layers.append([w for w in block.parameters() if w.dim() == 2])
+        self.layers = [[w for w in block.parameters() if w.dim() == 2] for block in layers]
         self.turn = 0
         self.x = torch.randn(ACTIVATION_ELEMENTS, device=machine.device).to(DTYPES[dtype])
         self.narrow = torch.ones(1, 8, 8, device=machine.device).to(DTYPES[dtype])

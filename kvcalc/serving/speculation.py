@@ -136,12 +136,11 @@ def step_times(
         drafted: Draft tokens per sequence and step.
     """
     decode = Batch.decode(context, batch_size)
-    verify = verification(batch_size, drafted, context)
     return StepTimes(
         drafted=drafted,
         plain_s=target.seconds(decode),
         draft_s=drafted * draft.seconds(decode),
-        verify_s=target.seconds(verify, all_positions=True),
+        verify_s=target.seconds(verification(batch_size, drafted, context), all_positions=True),
     )
 
 
@@ -171,8 +170,7 @@ def best_drafted(
     drafted = float_array(numbers)
     tokens = float_array([expected_tokens(acceptance, number) for number in numbers])
     draft_s = draft.seconds(Batch.decode(context, batch_size))
-    verify = verification(batch_size, drafted, context)
-    verify_s = target.seconds(verify, all_positions=True)
+    verify_s = target.seconds(verification(batch_size, drafted, context), all_positions=True)
     best = int(((draft_s * drafted + verify_s) / tokens).argmin()) + 1
     return step_times(target, draft, context, batch_size, best)
 

@@ -78,8 +78,7 @@ def _layer_us(row: MeasuredRow, gpu: Gpu, calibration: Calibration | None) -> Bo
     us_per_layer = 1e6 / model.counts[row.kernel]
     predicted_s = nan
     try:
-        ranks = Parallelism(tp=max(1, tp), ep=max(1, ep))
-        operators = forward(model, prompt, precision, ranks)
+        operators = forward(model, prompt, precision, Parallelism(tp=max(1, tp), ep=max(1, ep)))
         operators = tuple(o for o in operators if o.layer == row.kernel)
         bound_s = float(total_seconds(roofline(operators, gpu, query_len == 1)))
         if calibration:

@@ -271,10 +271,9 @@ class KernelTimer(NamedTuple):
             return None
         tokens, length, is_decode = _decode_load(shape)
         load = self.parameters, tokens, length
+        us = entry.law.top_k_us(*load, shape.top_k)
         if name == "indexer":
             us = LAUNCH_US + entry.law.scores_us(*load, shape.index_width)
-        else:
-            us = entry.law.top_k_us(*load, shape.top_k)
         return KernelTime(where(is_decode, us, math.nan), entry, is_measured)
 
     def _attention(self, operator: Operator, shape: AttentionShape) -> KernelTime | None:

@@ -1,5 +1,6 @@
 """Tables show the numbers of the records: each command's cells are read again and compared with its JSON."""
 
+import re
 from functools import partial
 from typing import Any
 

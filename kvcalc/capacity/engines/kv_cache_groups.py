@@ -425,8 +425,8 @@ def compressed_specs(part: StoredPart, block: int) -> list[Spec]:
     num_series = 2 if any(s.entry.span is Span.OVERLAP for s in part) else 1
     keys = [s for s in part if s.entry.role == "index_key"]
     compressed = row_bytes([s for s in rows if s.entry.ratio > 1])
-    for size in (compressed, *(key.row_bytes for key in keys)):
-        specs.append(spec(size, block, ratio))
+    sizes = (compressed, *(key.row_bytes for key in keys))
+    specs += [spec(size, block, ratio) for size in sizes]
     # a key-value and a gate of each series, fp32
     for width in (sum(s.entry.width for s in window), *(key.entry.width for key in keys)):
         state_bytes = 2 * num_series * width * 4
@@ -463,8 +463,8 @@ def packed_groups(layers: StageSpecs) -> list[KVCacheGroup]:
     groups = []
     for count, sizes in counted_buckets:
         num_groups = max(1, -(-count // group_size)) if group_size else 1
-        for i in range(num_groups):
-            groups.append(
-                [layer for layers in sizes.values() for layer in layers[i::num_groups]]
-            )
+        groups += [
+            [layer for layers in sizes.values() for layer in layers[i::num_groups]]
+            for i in range(num_groups)
+        ]
     return [KVCacheGroup(tuple(group)) for group in groups]

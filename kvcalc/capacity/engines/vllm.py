@@ -121,10 +121,11 @@ def _plan(
     block = -(-(settings.block_size or 1) // COMPRESSED_BLOCK) * COMPRESSED_BLOCK
     specs = {}
     for layer in distinct_layers(layers):
-        if is_compressed:
-            parts = (compressed_specs(part, block) for part in layer.parts)
-        else:
-            parts = (_specs(part, settings) for part in pages(VLLM.title, layer))
+        parts = (
+            (compressed_specs(part, block) for part in layer.parts)
+            if is_compressed
+            else (_specs(part, settings) for part in pages(VLLM.title, layer))
+        )
         specs[id(layer.parts)] = [spec for part in parts for spec in part]
     stage_specs = [(layer.stage, spec) for layer in layers for spec in specs[id(layer.parts)]]
     if not is_compressed:

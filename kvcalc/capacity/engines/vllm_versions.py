@@ -96,8 +96,10 @@ def _releases() -> list[Release]:
         for change in changes.split():
             name, _, value = change.partition("=")
             rules = rules._replace(**{name: msgspec.json.decode(value)})
-        for version in versions.split():
-            releases.append(rules._replace(since=tuple(map(int, version.split(".")))))
+        releases += [
+            rules._replace(since=tuple(map(int, version.split("."))))
+            for version in versions.split()
+        ]
     return releases
 
 

@@ -166,8 +166,7 @@ def resolve(outer: JsonObject, inner: JsonObject, file_name: str) -> ModelType:
         or _is_class_of(model_type or "", class_name)
         or _is_class_of(name, class_name)
     ):
-        supported = _supported(name, file_name)
-        resolved = _with_head(supported, class_name if inner is outer else "")
+        resolved = _with_head(_supported(name, file_name), class_name if inner is outer else "")
         return _without_encoder(resolved, inner, class_name)
     stem = _stem(class_name)
     if other := _CLASSES.get(stem) or _types_by_stem().get(stem):

@@ -115,8 +115,7 @@ def load_remote(name: str, changes: list[str] | None) -> Model:
             _, repo, revision, tag = match.groups()
             if not tag:
                 model = _load_config(repo, revision, host, changes)
-                short_name = repo.rpartition("/")[2].lower()
-                return replace(model, name=short_name, huggingface_id=repo)
+                return replace(model, name=repo.rpartition("/")[2].lower(), huggingface_id=repo)
             model = _load_gguf_of_tag(repo, revision, tag)
         return replace(model, file=name)
     except MissingFileError as error:

@@ -169,10 +169,9 @@ def _layer_count(c: Config, entry: Type) -> int:
     missing = "" if layers else key or "num_hidden_layers"
     missing = missing if is_given("hidden_size") else "hidden_size"
     if missing:
-        spellings = ", ".join((missing, *_SPELLINGS.get(missing, ())))
         raise UserError(
             f"is no language model's config.json: it gives no {missing}",
-            f"Looked for {spellings}",
+            f"Looked for {', '.join((missing, *_SPELLINGS.get(missing, ())))}",
             c.file_name,
         )
     if type(layers) is not int or not 1 <= layers <= MAX_LAYERS:

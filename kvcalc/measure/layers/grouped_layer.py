@@ -313,8 +313,9 @@ class GroupedLayer(Mixer):
             past: Number of tokens before the new tokens.
         """
         q, *rows = prepared
-        if self.shares_cache and cache is not None:
-            rows = [entry.read(past + q.shape[2]) for entry in cache]
-        else:
-            rows = [append_rows(cache, i, new, past) for i, new in enumerate(rows)]
+        rows = (
+            [entry.read(past + q.shape[2]) for entry in cache]
+            if self.shares_cache and cache is not None
+            else [append_rows(cache, i, new, past) for i, new in enumerate(rows)]
+        )
         return attend(q, rows[0], rows[1], self.spec.sliding_window or 0)

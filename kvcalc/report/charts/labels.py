@@ -140,9 +140,10 @@ def place_labels(
     frame = axes.get_window_extent(renderer)
     pixels = axes.figure.dpi / 72
     markers = markers_on(axes)
-    lines = lines_on(axes)
-    for text in end_texts:
-        lines.append((Path([anchor(text), text.anncoords.transform(text.get_position())]), 1.0))
+    lines = lines_on(axes) + [
+        (Path([anchor(text), text.anncoords.transform(text.get_position())]), 1.0)
+        for text in end_texts
+    ]
     boxes: list[Any] = []
     unplaced = []
     for text in texts:

@@ -233,8 +233,7 @@ def _comparable_records(records: Records, fits: Fits) -> Records:
     Their lengths may differ too, if the request has no list of lengths.
     """
     lengths = {fit.length for fit in fits if _is_same_start(fit, fits[0])}
-    keys = COMPARABLE_KEYS.split()[len(lengths) == 1 :]
-    return equal_records(records, records[0], *keys)
+    return equal_records(records, records[0], *COMPARABLE_KEYS.split()[len(lengths) == 1 :])
 
 
 def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
@@ -341,7 +340,12 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     clauses = []
     least = min(reversed(_comparable_records(records, fits)), key=_size)
     if least is not record:
-        clauses.append(f", {_users(least, record)} with {sides([least, record]).names[0]}")
+        users = _users(least, record)
+        clauses.append(
+            f", {users} with {sides([least, record]).names[0]}"
+            if least["model"] == record["model"]
+            else f"; {least['model']} fits {users}"
+        )
     if unshared not in (None, best.sequences):
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())

@@ -172,11 +172,11 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
-    clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
-    if is_plain := best["tpot_s"] and not (drafted or best.get("speedup")):
-        clauses.append(
-            f", decoding {at_most or 'at '}{best['decode_tokens_per_s']:,.1f} tokens/s"
-        )
+    bounds = _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
+    is_plain = best["tpot_s"] and not (drafted or best.get("speedup"))
+    if is_plain and not (bounds and at_least):
+        clauses += [f", decoding {at_most or 'at '}{best['decode_tokens_per_s']:,.1f} tokens/s"]
+    clauses += bounds
     if load:
         figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
         if loads[-1]["batch_size"] != best["batch_size"] and is_plain:

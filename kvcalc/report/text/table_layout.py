@@ -396,8 +396,10 @@ def markdown(table: Table) -> str:
     """
     title, columns, (head, *rows), notes = table_parts(table)
     lines = [f"**{title}**", ""] if title else []
-    for row in (head, ["---:" if c.right else "---" for c in columns], *rows):
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |")
+    lines += [
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+        for row in (head, ["---:" if c.right else "---" for c in columns], *rows)
+    ]
     if notes:
         lines += ["", *(f"{note}  " for note in notes)]
     return "\n".join([*lines, ""])
