@@ -23,7 +23,10 @@ def main() -> None:
     try:
         for name in ("SIGTERM", "SIGHUP"):
             if hasattr(signal, name):  # Windows has no SIGHUP
-                signal.signal(getattr(signal, name), _exit_on_signal)
+                # `finally` blocks then run, which remove incomplete files
+                signal.signal(
+                    getattr(signal, name), lambda number, frame: sys.exit(128 + number)
+                )
         _prepare_output()
         _prepare_environment()
         from kvcalc.cli.app import main as run_command_line
@@ -33,11 +36,6 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("kvcalc: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED_STATUS)
-
-
-def _exit_on_signal(number: int, frame: object) -> None:
-    """Exit on a signal so that `finally` blocks run, which remove incomplete files."""
-    sys.exit(128 + number)
 
 
 def _prepare_output() -> None:

@@ -138,8 +138,8 @@ def test_kinds_may_be_called_as_variants_call_theirs(kind: str) -> None:
     """With 4 layers, sharing by 2 leaves one storing layer of each kind, and a hybrid of 2 limits the first of each pair."""
     kinds = {kind: Layer(parts=(grouped(sliding_window=8),)), "dense": Layer(parts=(grouped(),))}
     model, row = of_kinds(kinds, layers=4, pattern=(kind, "dense")), 2 * 2 * 16 * 2
-    assert [cache_size(variant(model, step).model, 100).stored for step in ("none", "mha", "cla:2", "hybrid:2/window:4")] == [
-        2 * 8 * row + 2 * 100 * row, 4 * 4 * 100 * row, 8 * row + 100 * row, 2 * 4 * row + 2 * 100 * row,
+    assert [cache_size(variant(model, step).model, 100).stored for step in ("none", "full", "mha", "cla:2", "hybrid:2/window:4")] == [
+        2 * 8 * row + 2 * 100 * row, 4 * 100 * row, 4 * 4 * 100 * row, 8 * row + 100 * row, 2 * 4 * row + 2 * 100 * row,
     ]  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def test_both_forms_of_mla_are_variants(kvcalc: Run) -> None:
 
 
 def test_every_note_of_quality_names_its_source() -> None:
-    assert set(QUALITY) == {*re.findall(r"(?:^|, )(\w+)", FORMS)} - {"none", "hybrid"} | {"int4", "fp8", "fp4"}
+    assert set(QUALITY) == {*re.findall(r"(?:^|, )(\w+)", FORMS)} - {"none", "hybrid", "full"} | {"int4", "fp8", "fp4"}
     assert all(word in str(q) for q in QUALITY.values() for word in ("(", ")"))
     assert all(any(name in str(q) for name in ("arXiv", "DeepSeek", "LMDeploy", "SGLang")) for q in QUALITY.values())
     assert quality_of("gqa:8/window:4096", "") == {"gqa:8": QUALITY["gqa"], "window:4096": QUALITY["window"]}

@@ -71,7 +71,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     Raises:
         UserError: The model cannot run in this deployment.
     """
-    sections = _sections(deployment, request)
+    sections = page_sections(deployment, request)
     charts = []
     for section in sections:
         with suppress(UserError):  # a GPU without a compute peak has no roofline and no TTFT
@@ -96,8 +96,8 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
     return page
 
 
-def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
-    """Return a text that shows how the values of the report page are computed, section by section.
+def page_sections(deployment: TimedDeployment, request: PageRequest) -> list[Section]:
+    """Return the sections of the report page: their titles, commands and answers.
 
     Args:
         deployment: The deployment.
@@ -106,13 +106,6 @@ def page_explained(deployment: TimedDeployment, request: PageRequest) -> str:
     Raises:
         UserError: The model cannot run in this deployment.
     """
-    return "\n".join(
-        f"{title}\n{command} --explain\n\n{answer._explanation()}"
-        for title, command, answer in _sections(deployment, request)
-    )
-
-
-def _sections(deployment: TimedDeployment, request: PageRequest) -> list[Section]:
     context, users = request.context, request.users
     load = "--context", context, "--batch-size", users
     shape = SizeOptions(context, users)

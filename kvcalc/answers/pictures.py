@@ -191,7 +191,7 @@ def run_report(
         page: The number of users and their contexts.
         explain: Whether to print how the page's values are computed instead.
     """
-    from kvcalc.answers.page import PageRequest, html_page, page_explained
+    from kvcalc.answers.page import PageRequest, html_page, page_sections
     from kvcalc.library.files import destination
 
     if output != "-" and not explain:
@@ -214,7 +214,8 @@ def run_report(
         page.users,
     )
     if explain:
-        say(page_explained(deployments[0], request))
+        for title, command, answer in page_sections(deployments[0], request):
+            say(f"{title}\n{command} --explain\n\n{answer._explanation()}")
         return
     save_text(output, html_page(deployments[0], request))
 

@@ -87,8 +87,8 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
             use before the weights load; or "remaining", the memory that all other parts leave.
         length: Tokens of each sequence: `max_model_len`, or the model's own maximum.
         layers: Every layer with its stored cache entries, including layers of a draft model.
-        extra_weights: Bytes of a draft model ("draft") and of multi-token-prediction layers ("mtp")
-            on each GPU of the last pipeline stage.
+        extra_weights: Bytes of a draft model ("draft weights") and of multi-token-prediction layers
+            ("MTP weights") on each GPU of the last pipeline stage.
         remarks: Remarks for the user on the engine's choices.
         has_chosen_length: Whether the length is the longest that fits, because the request states
             none.
@@ -627,7 +627,7 @@ def make_fit(
     if not any(layer.parts for layer in layers):  # a pass takes whole sequences
         settings = replace(settings, max_num_batched_tokens=max(defaults.tokens, length))
     if options.mtp:
-        extra_weights["mtp"] = mtp_weights(run.model, run.formats, ranks)
+        extra_weights["MTP weights"] = mtp_weights(run.model, run.formats, ranks)
     if draft := options.draft:
         check_vocabulary(run.model, draft, engine.max_vocabulary_difference, engine.title)
         precision, _ = engine.supported_precision(
@@ -636,7 +636,7 @@ def make_fit(
         draft_run = replace(run, model=draft, precision=precision)
         drafts = _layer_caches(draft_run, settings)
         layers += [layer._replace(stage=ranks.pp - 1) for layer in drafts]
-        extra_weights["draft"] = draft_weights(draft, precision, ranks)
+        extra_weights["draft weights"] = draft_weights(draft, precision, ranks)
     max_num_seqs = options.max_num_seqs or defaults.sequences * ranks.dp
     return Fit(
         requested=requested,

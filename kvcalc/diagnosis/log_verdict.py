@@ -452,7 +452,7 @@ def summarize_log(
     is_hybrid = boot.concurrency * logged_context > 1.02 * tokens
     if context and tokens and not boot.failure and (is_stated or not is_hybrid):
         count = int(boot.concurrency) if is_stated else tokens // context
-        outcome = f"{outcome[:-1]}, enough for {_users(count, context, users)}."
+        outcome = f"{outcome[:-1]}, enough for {_users(boot, count, context, users, context)}."
     return DiagnosisSummary(
         boot=boot,
         model=printable(model or boot.model, 80),
@@ -599,19 +599,22 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
         )
     if not boot.size("cache"):
         return choose_sentence(OUTCOMES, boot, {"memory": boot.memory})
-    users = _users(sequences, tokens, count)
-    missed = f", above the engine's maximum of {predicted.length:,}"
-    missed *= sequences >= count and tokens > predicted.length
+    users = _users(boot, sequences, tokens, count, predicted.length)
     size = (  # the caches of llama.cpp's GPUs are added
         f"{format_bytes(boot.size('cache'))} of KV cache"
         f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit"
     )
     if "computed_cache" in boot.figures:
         size = "its KV cache fits"
-    return f"The engine started: {size} {users}{missed}."
+    return f"The engine started: {size} {users}."
 
 
-def _users(count: int, tokens: int, required: int) -> str:
-    """Return a number of users as text, with the required number if it is larger."""
-    missed = f", not {required:,}" * (required > count)
-    return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{missed}"
+def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> str:
+    """Return a number of users as text, with the required number if it is larger, or with the
+    engine's maximum length."""
+    end = " or more with shorter requests; others wait" * (not boot.is_full)
+    if required > count:
+        end = f", not {required:,}"
+    elif tokens > maximum:
+        end = f", above the engine's maximum of {maximum:,}"
+    return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{end}"

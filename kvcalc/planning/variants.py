@@ -190,14 +190,14 @@ def quality_of(variant: str, attention: str) -> dict[str, Quality]:
 
 FORMS = (
     "mha, mqa, gqa:8, mla:512+64, mla:512+64/expanded, dsa:512+64+128@2048, window:4096, "
-    "hybrid:5/window:4096, cla:2, evict:4096, none, int8 …"
+    "hybrid:5/window:4096, full, cla:2, evict:4096, none, int8 …"
 )
 INDEX_HEADS = 64  # DeepSeek-V3.2's indexer
 # the field that limits the tokens of a layer, by step
 LIMITS = {"window": "sliding_window", "evict": "cache_budget"}
 UNLIMITED = {"sliding_window": None, "attention_chunk_size": None, "cache_budget": None}
 MLA_STEPS = ("absorbed", "expanded")
-PLAIN_STEPS = ("none", "mha", "mqa", *MLA_STEPS)
+PLAIN_STEPS = ("none", "full", "global", "mha", "mqa", *MLA_STEPS)
 NUMBER_STEPS = ("gqa", "cla", "hybrid", *LIMITS)
 NAMES = (*PLAIN_STEPS, "mla", "dsa", *NUMBER_STEPS)
 # steps whose effect a later step of REPLACING_STEPS undoes
@@ -244,12 +244,12 @@ def variant(model: Model, text: str) -> Variant:
 
     Args:
         model: The model to change.
-        text: Steps separated by "/". "none" keeps the attention. mha, mqa, gqa:N (N KV heads),
-            mla:512+64 (widths of latents and RoPE keys) and dsa:512+64+128@2048 (also width of
-            index keys, and selected tokens) replace it. mla and dsa without sizes take these sizes.
-            window:N and evict:N limit the cached tokens to N; hybrid:N before them exempts every
-            N-th layer. cla:N lets N layers share one cache. absorbed and expanded are forms of mla.
-            A data type, such as int8, is that of the KV cache.
+        text: Steps separated by "/". "none" keeps the attention, full or global removes its
+            windows. mha, mqa, gqa:N (N KV heads), mla:512+64 (widths of latents and RoPE keys) and
+            dsa:512+64+128@2048 (also index keys, and selected tokens) replace it; mla and dsa have
+            these sizes by default. window:N and evict:N limit the cached tokens, hybrid:N before
+            them not in every N-th layer. N layers share a cache by cla:N. absorbed and expanded
+            are forms of mla.
 
     Raises:
         UserError: A step is unknown, lacks its number or does not suit the model.
@@ -272,7 +272,8 @@ def variant(model: Model, text: str) -> Variant:
             period = parse_tokens(value, "hybrid's layers")
             model, local_kinds = _split_kinds(model, period)
             equal.append(f"one of every {period} layers")
-        elif name == "none":
+        elif name in ("none", "full", "global"):
+            model = model if name == "none" else _replace_attention(model, _without_limits)
             equal.append("attention")
         elif name == "cla":
             model = _share_caches(model, parse_tokens(value, "cla's layers per cache"))
@@ -285,9 +286,8 @@ def variant(model: Model, text: str) -> Variant:
                 else f"value width; {INDEX_HEADS} index heads as in DeepSeek-V3.2 if it has none"
             )
         else:
-            groups = {"mha": None, "mqa": 1}
-            count = groups[name] if name in groups else parse_tokens(value, "gqa's KV heads")
-            model, widths = _grouped(model, count)
+            count = parse_tokens(value or "1", "gqa's KV heads")
+            model, widths = _grouped(model, None if name == "mha" else count)
             equal.append(widths)
         steps[name] = step
     _check_hybrid(model, text, local_kinds, is_last=list(steps)[-1] == "hybrid")
@@ -360,6 +360,10 @@ def _replace_attention(model: Model, change: ChangePart) -> Model:
         for kind, layer in model.kinds.items()
     }
     return replace(model, kinds=kinds)
+
+
+def _without_limits(part: Sublayer) -> Sublayer:
+    return replace(part, **UNLIMITED) if isinstance(part, Grouped) else part
 
 
 def _fields(spec: type[Sublayer], part: Sublayer) -> dict[str, Any]:

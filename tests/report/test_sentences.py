@@ -106,7 +106,7 @@ PHRASES = [
     ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory; use `--n-cpu-moe 24`."),
     ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone are 11.25 GiB over per GPU; use `--quantization fp8`."),
     ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "16 users of 163,840 tokens, the model's maximum, fit on 8× h200 with dp 8, in 8 caches of about 376,512 tokens."),
-    ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs gpu_memory_utilization "),
+    ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs 113.75 MiB of KV cache or gpu_memory_utilization "),
     ("fit llama-3.1-8b --gpu h100 --gpu-memory-utilization 0.9,0.95 --context 8k", "with utilization 0.95, 53 with utilization 0.9."),
     ("fit --gpu h100 -- llama-server -m phi-4.gguf -c 32768 -np 4", "KV cache/GPU of 4 slots: 6.25 GiB."),
     ("fit llama-3.1-8b --gpu rtx-4090 --max-num-seqs 256 --context 8k", "Only 4 of 256 users of 8,192 tokens fit on"),

@@ -232,7 +232,10 @@ def _different_sizes(
             f"{format_bytes(n)}{per_gpu} with {_joined(names)}" for n, names in groups.items()
         ]
         name = subject.partition(" ")[0]
-        return answer_sentence(f"{name} stores {load} in {join_words(sizes)}")
+        saved = f", a difference of {format_bytes(ordered[-1] - ordered[0])}"
+        return answer_sentence(
+            f"{name} stores {load} in {join_words(sizes)}", saved * (len(groups) == 2)
+        )
     return answer_sentence(
         f"{subject} {size} to {largest} of KV cache{per_gpu} for {load}",
         f", the least with {_joined(groups[ordered[0]])}",

@@ -69,7 +69,7 @@ COMPARABLE_KEYS = """
 """
 ALTERNATIVE_KEYS = "requested_num_seqs fits gpus model engine dtype kv_cache_dtype"
 # weights that an option adds
-ADDED_WEIGHTS = ("LoRA slots", "draft", "mtp")
+ADDED_WEIGHTS = ("LoRA slots", "draft weights", "MTP weights")
 Fits = Sequence[Fit]
 BATCHED = {"max_num_batched_tokens": "max_num_batched_tokens {:,}"}
 UTILIZATION_NAMES = texts_by_name("""
@@ -210,11 +210,6 @@ def _users_notes(
             f"Requests have {result.length:,} tokens, and {plural(images, 'image')} "
             f"may need {tokens:,}."
         )
-    extra = result.terms.extra
-    if added := [
-        f"{name} {format_bytes(extra[name])}" for name in ADDED_WEIGHTS if name in extra
-    ]:
-        notes.append(f"{gpu}Weights/GPU include {', '.join(added)}.")
     has_caches = has_different_values(records, "kv_cache_dtype")
     for change in sorted(changes, key=lambda change: -change.sequences):
         users = min(filter(None, (change.sequences, limit, slots)))
@@ -225,6 +220,16 @@ def _users_notes(
                 f"{result.length:,} tokens fit."
             )
     return [*notes, *result.remarks]
+
+
+def _place(record: Record, best: Fit) -> str:
+    """Return a record's GPUs and parallelism in words, and the weights that options add."""
+    added = [
+        f"{format_bytes(size)} of {name}"
+        for name, size in best.terms.extra.items()
+        if name in ADDED_WEIGHTS
+    ]
+    return " beside ".join([placement_words(record), *added])
 
 
 def _comparable_records(records: Records, fits: Fits) -> Records:
@@ -243,7 +248,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
     If the engine's own limit on users is smaller, the sentence is about this limit first.
     """
     record, best = records[index], fits[index]
-    place, limit = placement_words(record), best.options.max_num_seqs or 0
+    place, limit = _place(record, best), best.options.max_num_seqs or 0
     last = [fit for fit in fits if _is_same_start(fit, best)][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
         return answer_sentence(
@@ -279,7 +284,10 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
         clauses = _fit_clauses(records, fits, index)
         if best.options.requested_num_seqs <= limit < best.sequences:
             counts = f"{plural(limit, 'user')} of {best.length:,} tokens"
+            needed = format_bytes(record["needed_kv_cache_memory_bytes"])
             clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
+            if record["unshared_num_seqs"]:
+                clauses.insert(0, f", in {needed} of KV cache per GPU")
         else:
             counts += minimum and f"{minimum},"
             if len(records) == 1 and maximum and not (minimum or best.options.max_model_len):
@@ -299,14 +307,9 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
     low = record["low_num_seqs"] or best.sequences
     low = min(low, best.options.max_num_seqs or low)
     users = f" of {low:,} users" * (low > 1)
-    image = record.get("image_tokens", 0)
-    is_short = (record.get("images") or 0) * image > best.length
-    longest = (
-        f"The longest context{users} on {placement_words(record)} is {best.length:,} tokens"
-    )
+    longest = f"The longest context{users} on {_place(record, best)} is {best.length:,} tokens"
     return answer_sentence(
         longest,
-        f", too short for an image of {image:,} tokens" * is_short,
         f", below the model's maximum of {best.model.max_context:,}",
         *_cache_size(record, best),
     )
@@ -356,8 +359,14 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     setting = UTILIZATION_NAMES.get(record["engine"]) if len(records) == 1 else None
     is_stated = options.require or options.users > 1
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
-        need = f"need{'s' * (wanted == 1)} {setting} {record['needed_utilization']:g}"
-        clauses.append(f", and {wanted:,} {need}")
+        need = (
+            f"need{'s' * (wanted == 1)} {format_bytes(record['needed_kv_cache_memory_bytes'])} of "
+            f"KV cache{' per GPU' * (best.ranks.gpus > 1)}"
+        )
+        clauses += [
+            f", and {wanted:,} {need}",
+            f" or {setting} {record['needed_utilization']:g}",
+        ]
     if others:
         largest = max(others, key=_size)
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")

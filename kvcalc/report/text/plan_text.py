@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Annotated
 
 from kvcalc.capacity.suggested_fixes import join_with_or
@@ -13,7 +12,7 @@ from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
 from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
-from kvcalc.records import JsonObject, Record, Records
+from kvcalc.records import JsonObject, Record
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
 from kvcalc.report.row_names import shared_words, split_words
 from kvcalc.report.text.fit_text import FORMAT_WORDING, is_measured_on
@@ -87,7 +86,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
-    notes = [", ".join(formats), _cheapest_tokens(rows), basis, accuracy]
+    notes = [", ".join(formats), basis, accuracy]
     details = [tried, *reasons, *time_details(rows), *distinct_values(rows, "fallback")]
     commands: Sequence[str] = ()
     if first["meets"]:
@@ -107,16 +106,6 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     return Table(
         rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands
     )
-
-
-def _cheapest_tokens(rows: Records) -> str:
-    """Return a note if another GPU model than the first has the lowest cost of output tokens."""
-    key = "cost_per_million_tokens"
-    predicted = [row for row in rows if row[key] and row["time_basis"] != BOUND]
-    best = min(predicted, key=itemgetter(key), default=rows[0])
-    if best["gpu"] == rows[0]["gpu"]:
-        return ""
-    return f"Per million output tokens, {best['gpu']} costs least: {best[key]:,.2f}."
 
 
 def _row(record: Record) -> JsonObject:

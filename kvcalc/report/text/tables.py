@@ -209,18 +209,19 @@ def show(tables: Sequence[Table], as_markdown: bool) -> None:
 def answer_sentence(first: str, *clauses: str) -> str:
     """Return the first clause and the further clauses that fit, as one sentence with a full stop.
 
-    A further clause is left out if the sentence would have more than 25 words.
+    A further clause is left out if the sentence would have more than 25 words. A clause that begins
+    with a blank continues the one before, and is left out with it.
 
     Args:
         first: Beginning of the sentence, without a full stop.
         clauses: Further clauses, the most important first. Each begins with its punctuation, such
             as `, the smallest that fits`.
     """
-    text = first
+    text, is_left_out = first, False
     for clause in clauses:
         words = [word for word in f"{text}{clause}".split() if any(map(str.isalnum, word))]
-        if len(words) <= MAX_WORDS:
-            text += clause
+        is_left_out = len(words) > MAX_WORDS or (is_left_out and clause.startswith(" "))
+        text += clause * (not is_left_out)
     return f"{text}."
 
 
