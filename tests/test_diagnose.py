@@ -198,7 +198,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (f"{CELLS}\n{CELLS.replace('4096.00', '15.00').replace('32768', '640')}", "", "its KV cache stores 32,768 tokens in 4.01 GiB.", "the log names no model. Add --model and --gpu"),
         (AVAILABLE.format(-1.44), "", "nothing is left for the KV cache, 1.44 GiB are missing;", "shorter context"),
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),
-        ("Not enough memory. Please try to increase --mem-fraction-static.", "", "nothing is left for the KV cache;", "shorter context"),
+        ("Not enough memory. Please try to increase --mem-fraction-static.", "--gpu h100 --model llama-3.3-70b --tp 2", "nothing is left for the KV cache;", "--mem-fraction-static 0.97`"),
         ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "", "no size of the KV cache; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (RUNNING, "", "The engine runs 36 requests, 84 wait; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),

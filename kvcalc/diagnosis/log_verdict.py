@@ -310,22 +310,26 @@ class Adviser(NamedTuple):
     def shorter_contexts(self) -> list[AdviceRecord]:
         """Return a list with the record of the longest max_model_len at which one sequence fits.
 
-        This is a multiple of 16 tokens, at most the length that the log names. The list is empty
-        if no length fits, or if the present max_model_len fits already.
+        This is a multiple of 16 tokens, at most the length that the log names. If no length fits,
+        the largest share of the memory is tried too. The list is empty if none fits then, or if the
+        present max_model_len fits already.
         """
-        starts = [self.start.changed(from_log=self.diagnosis.corrections)]
-        if not self.is_logged(self.start):
-            starts.append(self.start)
-        lengths = [start.result.longest_length or 0 for start in starts if start.result]
-        if longest := self.diagnosis.boot.counts.get("longest"):
-            lengths.append(longest)
-        tokens = min(lengths, default=0) // BLOCK_TOKENS * BLOCK_TOKENS
-        is_outside = self.diagnosis.boot.failure == "outside_share"
-        if is_outside or not 0 < tokens < self.diagnosis.predicted.length:
-            return []
-        shorter = self.start.changed(max_model_len=tokens)
-        adviser = self._replace(users=1, tokens=tokens)
-        return [adviser.advice(shorter)] if adviser.fits(shorter) else []
+        boot = self.diagnosis.boot
+        for start in (self.start, self.start.changed(gpu_memory_utilization=MAX_SHARE)):
+            starts = [start.changed(from_log=self.diagnosis.corrections)]
+            if not self.is_logged(start):
+                starts.append(start)
+            lengths = [tried.result.longest_length or 0 for tried in starts if tried.result]
+            if longest := boot.counts.get("longest"):
+                lengths += [longest]
+            tokens = min(lengths, default=0) // BLOCK_TOKENS * BLOCK_TOKENS
+            shorter = start.changed(max_model_len=tokens)
+            adviser = self._replace(users=1, tokens=tokens)
+            if boot.failure == "outside_share" or tokens >= self.diagnosis.predicted.length:
+                return []
+            if tokens and adviser.fits(shorter):
+                return [adviser.advice(shorter)]
+        return []
 
 
 def _halves(value: int, minimum: int) -> Iterator[int]:
