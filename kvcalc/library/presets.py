@@ -35,7 +35,8 @@ _NO_PRESET_HINTS = {
     "bandwidth_bytes_per_s, flops_per_s: {} and source: [], and give --gpu my-cpu.yaml",
     "all": "Name several models as a,b; `kvcalc models` lists them",
     "mtp": "Write --mtp instead of --draft mtp",
-    "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "eagle": "Name its folder or Hub name, as in --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B; "
+    "`kvcalc latency` and `kvcalc serve` also take a draft of one layer: --draft layers=1",
     "layers": "`kvcalc latency` and `kvcalc serve` take --draft layers=N",
     "number": "A switch such as --mtp takes no number",
     "file": "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf",
