@@ -122,6 +122,9 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
     gpu = replace(gpu, memory_bytes=boot.memory or gpu.memory_bytes)
     command = _with_ranks(boot, command, gpu)
     predicted = fit(command.deployment(gpu), command.options)
+    if boot.engine == "llama.cpp" and "cache" in boot.figures and "max_model_len" not in values:
+        values["max_model_len"] = predicted.plan.tokens(boot.size("cache"), predicted.length)
+        predicted = fit(command.deployment(gpu), command.options)
     if "cache" not in boot.figures and (cache_bytes := _cache_bytes(boot, predicted)):
         boot.figures["cache"] = boot.figures["computed_cache"] = cache_bytes
     items = _memory_items(boot, predicted)
@@ -242,8 +245,9 @@ def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:
         "host_weights": predicted.terms.host or None,
     }
     if "rest" in logged:
-        separate = [expected.pop(name) or 0 for name in OUTSIDE_CACHE if name not in logged]
-        expected["rest"] = sum(separate)
+        expected["rest"] = sum(
+            expected.pop(name) or 0 for name in OUTSIDE_CACHE if name not in logged
+        )
     items = {}
     for key in ITEM_NAMES:
         size = logged.get(key)

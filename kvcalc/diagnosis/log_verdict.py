@@ -616,9 +616,11 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
 def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> str:
     """Return a number of users as text, with the required number if it is larger, or with the
     engine's maximum length."""
-    end = " or more with shorter requests; others wait" * (not boot.is_full)
+    end = ""
     if required > count:
         end = f", not {required:,}"
     elif tokens > maximum:
         end = f", above the engine's maximum of {maximum:,}"
+    elif not boot.is_full:
+        end = f"{' or more with shorter requests' * (boot.engine != 'llama.cpp')}; others wait"
     return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{end}"

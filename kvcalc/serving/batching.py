@@ -402,7 +402,6 @@ class Static(RankServer):
         prompt_padding = count * prompt - sum(inputs)
         answer_padding = count * (decodes + 1) - sum(outputs)
         log.prefill_tokens -= prompt_padding
-        log.decode_tokens -= answer_padding
         log.padded += prompt_padding + answer_padding
 
         for output, index in sorted(zip(outputs, batch, strict=True), key=lambda pair: pair[0]):

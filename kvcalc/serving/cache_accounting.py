@@ -205,7 +205,6 @@ class Log:
         slots: Number of new tokens in all passes, including padding.
         padded: Number of padding tokens in all passes.
         prefill_tokens: Prompt tokens processed in all passes, including recomputed tokens.
-        decode_tokens: New tokens of decoding sequences in all passes, including draft tokens.
         found_tokens: Prompt tokens that were found in the prefix cache.
         preemptions: Number of times that a running request was stopped because memory ran out.
         recomputed_tokens: Tokens whose cache was dropped by a preemption and computed again.
@@ -220,7 +219,7 @@ class Log:
     """
 
     stride = 1
-    num_rows = passes = slots = padded = prefill_tokens = decode_tokens = 0
+    num_rows = passes = slots = padded = prefill_tokens = 0
     verified = yielded = found_tokens = preemptions = recomputed_tokens = peak = largest = 0
     allocated_byte_s = stored_byte_s = busy_s = sequences_s = 0.0
 
@@ -253,11 +252,9 @@ class Log:
             row: Row of the timeline that describes the passes.
             growth: KV cache bytes of the rank during the passes.
         """
-        prompt = row.prefill_tokens
         self.passes += row.passes
         self.slots += row.tokens * row.passes
-        self.prefill_tokens += prompt
-        self.decode_tokens += (row.tokens - prompt) * row.passes
+        self.prefill_tokens += row.prefill_tokens
         self.busy_s += row.duration_s
         self.sequences_s += row.sequences * row.duration_s
         self.largest = max(self.largest, row.sequences)

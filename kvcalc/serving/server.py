@@ -30,7 +30,6 @@ from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.timing.steps import is_mixture
 
 PERCENTILES = (50, 90, 99)
-PASS_TOTALS = ("preemptions", "recomputed_tokens", "passes")
 
 
 def summary(
@@ -61,7 +60,7 @@ def summary(
     meets = (ttft <= (slo_ttft or np.inf)) & (tpot <= (slo_tpot or np.inf))
     has_target = bool(span and (slo_ttft or slo_tpot))
     decode_wait = times.decode_scheduled - times.first
-    stored_share = _ratio(total("stored_byte_s", logs), total("allocated_byte_s", logs))
+    allocated = total("allocated_byte_s", logs)
     peak = max(log.peak for log in logs)
     return {
         "requests": len(requests),
@@ -84,11 +83,11 @@ def summary(
         "padding_waste": _ratio(total("padded"), total("slots")),
         "padded_slots": total("padded"),
         "token_slots": total("slots"),
-        "kv_waste": None if stored_share is None else 1 - stored_share,
+        "kv_waste": _ratio(allocated - total("stored_byte_s", logs), allocated),
         "kv_peak": _ratio(peak, budget),
         "kv_peak_bytes": peak,
         "kv_budget_bytes": budget,
-        **{name: total(name) for name in PASS_TOTALS},
+        **{name: total(name) for name in ("preemptions", "recomputed_tokens", "passes")},
         "mean_batch_size": _ratio(total("sequences_s", logs), total("busy_s", logs)),
         "utilization": _utilization(logs, span),
         "mean_in_system": _ratio(float(e2e.sum()), span),
@@ -101,8 +100,8 @@ def _ratio(part: float, total: float) -> float | None:
 
 def _utilization(logs: Sequence[Log], span: float) -> float | None:
     """Return the share of `span` seconds in which the ranks work, at most 1; None without ranks."""
-    busy_share = _ratio(sum(log.busy_s for log in logs), span * len(logs))
-    return None if busy_share is None else min(1.0, busy_share)
+    busy_s = sum(log.busy_s for log in logs)
+    return _ratio(min(busy_s, span * len(logs)), span * len(logs))
 
 
 def mean(values: Any) -> float | None:
@@ -396,8 +395,9 @@ class Server:
         if settings.max_num_seqs:
             num_seqs = deployment.parallelism.sequences(settings.max_num_seqs)
         else:
-            has_engine = deployment.engine != "none"
-            num_seqs = self.capacity.max_num_seqs if has_engine else DEFAULT_MAX_NUM_SEQS
+            num_seqs = self.capacity.max_num_seqs
+            if deployment.engine == "none":
+                num_seqs = DEFAULT_MAX_NUM_SEQS
             queries = self.drafting.drafted + 1 if self.drafting else 1
             num_seqs = max(1, min(num_seqs, tokens // queries))
         return Limits(num_seqs, tokens)

@@ -18,7 +18,7 @@ from kvcalc.timing.deployment import TimedDeployment
 
 TIMES = ("arrived", "scheduled", "first", "finished")
 SUMS = (
-    "passes", "slots", "prefill_tokens", "decode_tokens", "preemptions", "recomputed_tokens", "peak", "largest",
+    "passes", "slots", "prefill_tokens", "padded", "preemptions", "recomputed_tokens", "peak", "largest",
     "allocated_byte_s", "stored_byte_s", "busy_s", "sequences_s",
 )  # fmt: skip
 

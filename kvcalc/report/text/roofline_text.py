@@ -101,15 +101,13 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
             for role, size in sizes.items()
         ]
         compute = f"Compute-bound: {', '.join(words)}." if words else ""
-        tokens = total["equal_reads_context"]
-        reads = f"Cache and weight reads are equal at {tokens:,} tokens." if tokens else ""
         shares = [f"{label} {total[key] / total['bytes']:.1%}" for label, key in BYTES.items()]
         moved = f"Bytes: {', '.join(shares)}."
         yield Table(
             rows,
             _ordered_columns(records),
             _pass_sentence(deployment, total, name, sizes.get("FFN")),
-            footnotes(*pass_notes([total], *memory_sentences([total])), moved, compute, reads),
+            footnotes(*pass_notes([total], *memory_sentences([total])), moved, compute),
             details=[_assumptions(deployment), *pass_details([total])],
             is_detail=len(totals) > 1,
         )
