@@ -169,19 +169,19 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.LLAMA_CPP_FAILED, "", "32.00 GiB of KV cache did not fit on a GPU of 23.67 GiB;", "--cache-type-v q8_0"),
         (SHORT, "", "1.00 GiB of KV cache did not fit", "use a shorter context"),
         (SHORT.replace("- 23700", "- 20000"), "", "1.00 GiB of KV cache did not fit", "by prediction it fits: stop other processes"),
-        (TOKENS, "--users 40 --context 800", "its KV cache fits 94 users of 800 tokens or more with shorter requests; others wait.", "94 by the log"),  # of 50 blocks
+        (TOKENS, "--users 40 --context 800", "KV cache fit 94 users of 800 tokens, or more with shorter requests; others wait.", "94 by the log"),  # of 50 blocks
         (TOKENS + OUT_OF_MEMORY.format("500.00 MiB.", "44.39 GiB of which 210.00 MiB"), "", "500.00 MiB outside the engine's share", "with `--gpu-mem"),
         # 96 KiB · 32,768 tokens are 3 GiB
         (AVAILABLE.format(12), H20.format("qwen3-30b-a3b", "32k"), "12.00 GiB of KV cache fit 4 users of 32,768 tokens", "fit: 4 by the log, "),
         (AVAILABLE.format(45), H20.format("qwen3-30b-a3b", "32k"), "45.00 GiB of KV cache fit 15 users of 32,768 tokens", "fit: 15 by the log, "),
         # 1,487 blocks of 784 tokens in 4 groups: 371 · 784 tokens; a user needs ⌈context / 784⌉ + 3 blocks: 45, 9 or 87
-        (HYBRID, H20.format("qwen3.5-27b", "32k"), "its KV cache fits 33 users of 32,768 tokens", "fit: 33 logged, "),
-        (HYBRID, H20.format("qwen3.5-27b", "4k"), "its KV cache fits 165 users of 4,096 tokens", "290,864 tokens if each layer kept all"),
-        (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "its KV cache fits 17 users of 65,536 tokens, not 20;", "17 by the log, "),
+        (HYBRID, H20.format("qwen3.5-27b", "32k"), "KV cache fit 33 users of 32,768 tokens", "fit: 33 logged, "),
+        (HYBRID, H20.format("qwen3.5-27b", "4k"), "KV cache fit 165 users of 4,096 tokens", "290,864 tokens if each layer kept all"),
+        (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "KV cache fit 17 users of 65,536 tokens, not 20;", "17 by the log, "),
         (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256; it fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
         (re.sub("GPU KV.*", "", TOKENS), "", "the log has no size of the KV cache.", "users of 40,960 tokens that fit: 1 predicted"),
         # without flags: half of 27.59 GiB of weights; 178,880 tokens of 94 · 4 · 128 · 2 · 2 bytes are 32.1 GiB, a quarter is 8.02 GiB
-        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", "`--max-model-len 81520` or `"),
+        (WEIGHTS.format(13.95) + SIZE.format("81,536"), "--model deepseek-r1-distill-qwen-14b --gpu rtx4090", "tp 2, the smallest with the logged weights", "`--max-model-len 81520`"),
         (AVAILABLE.format(8.11) + SIZE.format("178,880"), H100.format("qwen3-235b-a22b-fp8", "8k"), "tp 4, the smallest with the logged cache", "4× h100-sxm"),
         (WEIGHTS.format(20), H100.format("qwen3-235b-a22b-fp8", "8k"), "names no tensor-parallel size: tp 1 is assumed; add --tp", "1× h100-sxm"),
         # 23,648 · 128 KiB and 0.03 of 23.67 GiB are 3.6 GiB of 3.54; 1.71 and 0.05 of 79.18 GiB are 5.67 of 5.07; 13.26 and 0.066 of 78.5 are 18.44 of 4 · 32,768 · 144 KiB
@@ -190,7 +190,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (logs.SGLANG.replace("26.63", "6.63"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4; it fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
         (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960; it fits with `--max-model-len 65536`.", "vllm serve"),
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
-        ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "its KV cache fits 4 users of 8,192 tokens", "4 logged"),
+        ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "KV cache fit 4 users of 8,192 tokens", "4 logged"),
         ("".join(map(PAGED.format, (1.25, 41.25), (10240, 337920))), "", "stores 337,920 tokens in 41.25 GiB.", "the log names no model. Add --model and --gpu"),
         (SIZE.format("412,336"), "--context 8k --users 64", "enough for 50 users of 8,192 tokens, not 64.", "the log names no model"),
         (OUT_OF_MEMORY.format("7.82 GiB.", "79.11 GiB of which 4.56 GiB") + SAMPLER, H100.format("qwen3-32b", "40k"), "it fits with `--max-num-seqs 128`.", "vllm"),
@@ -203,7 +203,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (RUNNING, "", "The engine runs 36 requests, 84 wait; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens", "1 by the log"),
-        ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "its KV cache fits 4 users of 4,096 tokens", "4 by the log"),
+        ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "KV cache fit 4 users of 4,096 tokens", "4 by the log"),
         (logs.V0_7_3.split("267] ")[3].partition("\n")[0], L4.format("4k"), "2.39 GiB of KV cache fit 4 users of 4,096 tokens", "4 by the log"),
     ],
 )  # fmt: skip

@@ -208,7 +208,7 @@ def test_lengths_add_what_allocation_wastes(kvcalc: Run, tmp_path: Path) -> None
 
 
 BAD = [
-    ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-model-len 0", "max-model-len"), ("--engine TGI", "not known: write --engine none"),
+    ("--max-num-seqs 0", "max-num-seqs 0"), ("--max-model-len 0", "max-model-len"), ("--engine TGI", "not known: --engine none"),
     ("--engine none --num-gpu-blocks-override 5", "does not model num-gpu-blocks"), ("--mtp", "no multi-token-prediction"),
     ("--mamba-cache-mode all", "mamba-cache-mode"), ("--utilization-of some", "utilization"), ("--draft x-7b", "unknown model"),
     ("--lengths nowhere.txt", "nowhere.txt"), ("--lengths uniform:3,4", "unknown distribution"), ("--pp 33", "exceeds the 32"),

@@ -64,7 +64,8 @@ class EngineStartup(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         cpu_experts: Number of first layers whose experts llama.cpp leaves in host memory.
         context: Tokens that one llama.cpp cache stores: of one slot, or of all slots if they share
             a cache. An int or an integer array; 0 for other engines.
-        extra: Bytes of draft and prediction layers on this GPU, by name: "draft" or "mtp".
+        extra: Bytes of draft and prediction layers on this GPU, by name: "draft weights" or
+            "MTP weights".
     """
 
     model: Model

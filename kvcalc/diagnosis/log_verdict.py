@@ -595,21 +595,18 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
     """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
     missing memory."""
     boot, predicted = diagnosis.boot, diagnosis.predicted
-    if boot.failure:
+    if boot.failure or not boot.size("cache"):
         budget = predicted.budget
         large_weights = budget.weights * (budget.weights > budget.memory)
         return choose_sentence(
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
         )
-    if not boot.size("cache"):
-        return choose_sentence(OUTCOMES, boot, {"memory": boot.memory})
     users = _users(boot, sequences, tokens, count, predicted.length)
     size = (  # the caches of llama.cpp's GPUs are added
+        f"{'about ' * ('computed_cache' in boot.figures)}"
         f"{format_bytes(boot.size('cache'))} of KV cache"
         f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit"
     )
-    if "computed_cache" in boot.figures:
-        size = "its KV cache fits"
     return f"The engine started: {size} {users}."
 
 
@@ -622,5 +619,5 @@ def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> 
     elif tokens > maximum:
         end = f", above the engine's maximum of {maximum:,}"
     elif not boot.is_full:
-        end = f"{' or more with shorter requests' * (boot.engine != 'llama.cpp')}; others wait"
+        end = f"{', or more with shorter requests' * (boot.engine != 'llama.cpp')}; others wait"
     return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{end}"

@@ -233,7 +233,9 @@ def _pass_buffers(start: EngineStartup) -> int:
     if not parts:
         return 0
     row = 4 * max(part.index_topk for part in parts)
-    if start.layers.last and (start.release.since < OPTIONAL_STREAMS or "mtp" in start.extra):
+    if start.layers.last and (
+        start.release.since < OPTIONAL_STREAMS or "MTP weights" in start.extra
+    ):
         row += memoized(start.model, residual_width) * start.formats.element_bytes
     return start.tokens * row
 

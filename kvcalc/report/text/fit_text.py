@@ -398,18 +398,23 @@ def _missing_sentence(
         num_configs: Number of configurations. None of them fits.
         name: The model in an engine's command line; "" for its own name.
     """
-    count, length = closest.options.requested_num_seqs, f"{closest.length:,} tokens"
+    options = closest.options
+    count, length = options.requested_num_seqs, f"{closest.length:,} tokens"
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
         title = f"One request of {length} does not fit on"
+        if options.engine == "sglang" and closest.longest_context:
+            title = (
+                f"SGLang {'starts' if record['kv_budget_low_bytes'] else 'may start'}, but one "
+                f"request of {length} does not fit on"
+            )
         if count > 1:
             fitting = f"Only {closest.sequences:,}" if closest.sequences else "None"
             title = f"{fitting} of {count:,} users of {length} fit on"
     link = ", which" if advised.missing.startswith("has") else ":"
     subject, reason = f"{title} {placement_words(record)}", f"{link} {advised.missing}"
     title = answer_sentence(subject, reason)
-    options = closest.options
     can_wait = options.max_num_seqs and not (options.users or options.require)
     if closest.sequences and can_wait and record["command"] and options.engine != "llama.cpp":
         note = f"{closest.engine.title} starts, and the other users wait for memory."
