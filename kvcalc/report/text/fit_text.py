@@ -683,17 +683,16 @@ def matrix_table(records: Records) -> Table:
     table_columns += [
         Column(name, name, FORMATS["bytes, one digit"]) for name in [*rows[first["users"]]][1:]
     ]
+    words = [
+        f"engine {first['engine']}",
+        *_utilization([first]),
+        *shared_words([first], BATCHED),
+    ]
     notes = [
         "",
         f"Cells: free {'KV cache' if first['needed_kv_cache_memory_bytes'] else 'memory'} per GPU, "
         "negative if it does not fit. 4k is 4,096 tokens.",
-        ", ".join(
-            [
-                f"engine {first['engine']}",
-                *_utilization([first]),
-                *shared_words([first], BATCHED),
-            ]
-        ),
+        ", ".join(words),
     ]
     return Table(list(rows.values()), table_columns, title, notes)
 
