@@ -471,8 +471,7 @@ def basis_line(records: Records, fits: Fits) -> str:
 
 
 def _utilization(records: Records) -> list[str]:
-    """Return the share of memory with the engine's name of the option, such as
-    `--gpu-memory-utilization`."""
+    """Return the share of memory with the engine's name of the option."""
     name = UTILIZATION_NAMES.get(records[0]["engine"])
     if not name:
         share = records[0]["gpu_memory_utilization"]
@@ -683,21 +682,16 @@ def matrix_table(records: Records) -> Table:
     table_columns += [
         Column(name, name, FORMATS["bytes, one digit"]) for name in [*rows[first["users"]]][1:]
     ]
-    words = [
-        f"engine {first['engine']}",
-        *_utilization([first]),
-        *shared_words([first], BATCHED),
-    ]
+    words = [*_utilization([first]), *shared_words([first], BATCHED)]
     notes = [
         "",
         f"Cells: free {'KV cache' if first['needed_kv_cache_memory_bytes'] else 'memory'} per GPU, "
         "negative if it does not fit. 4k is 4,096 tokens.",
-        ", ".join(words),
+        ", ".join([f"engine {first['engine']}", *words]),
     ]
     return Table(list(rows.values()), table_columns, title, notes)
 
 
 def context_name(tokens: int) -> str:
-    """Return a context as text: 4k for 4,096. Numbers that are not multiples of 1,024 are written
-    in full."""
+    """Return a context as text: 4k for 4,096, and 4,097 in full."""
     return f"{tokens:,}" if tokens % 1024 else tokens_tick(tokens)
