@@ -79,14 +79,13 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
             their total.
     """
     totals = [records[-1] for *_, records in passes]
+    sizes_of = [_compute_bound_sizes(d, r[-1]["phase"], r[-1]["context"]) for d, _, r in passes]
     if len(totals) > 1:
-        summary_columns = marked_columns(totals, SUMMARY_COLUMNS)
-        deployment, total = passes[0][0], totals[0]
-        ffn_size = _compute_bound_sizes(deployment, total["phase"], total["context"]).get("FFN")
+        title = _summary_sentence(totals, {sizes.get("FFN") for sizes in sizes_of})
         notes = ["", "-v prints the operators of each pass."]
-        yield Table(totals, summary_columns, _summary_sentence(totals, ffn_size), notes)
+        yield Table(totals, marked_columns(totals, SUMMARY_COLUMNS), title, notes)
     names = sides(totals, DEPLOYMENT[2:6]).names
-    for name, (deployment, _, records) in zip(names, passes, strict=True):
+    for name, sizes, (deployment, _, records) in zip(names, sizes_of, passes, strict=True):
         total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
         rows = []
         for record in records:
@@ -95,7 +94,6 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
             for part in record.get("parts", []):
                 row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
                 rows.append({**part, **row, "flops": part["flops"] or part["vector_flops"]})
-        sizes = _compute_bound_sizes(deployment, total["phase"], total["context"])
         words = [
             f"{role} from {size} on" if size else f"{role} never"
             for role, size in sizes.items()
@@ -150,11 +148,11 @@ def _pass_sentence(
     return answer_sentence(f"{subject} {verb} {at_least}{time}", cache, limit, ffn)
 
 
-def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
+def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
     """Return a sentence on the fastest and the slowest of several passes, and on their bounds.
 
     Args:
-        ffn_size: Smallest batch or prompt with a compute-bound FFN in the first pass.
+        ffn_sizes: Smallest batches or prompts with a compute-bound FFN. Only a common one is named.
     """
     comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
     names = sides(comparable, PASS_KEYS, PASS_WORDING).names
@@ -167,10 +165,14 @@ def _summary_sentence(totals: Records, ffn_size: str | None) -> str:
     at_least = "at least " * (comparable[0]["time_s"] is None)
     span = " to ".join(dict.fromkeys(map(kernel_seconds, (min(times), max(times)))))
     models = " and ".join(distinct_values(totals, "model"))
-    subject = f"A {PHASES[totals[0]['phase']]} of {models}"
-    ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
+    ffn_size, *others = ffn_sizes
+    ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size and not others else ""
     fastest = f", the least with {fastest}" if fastest and " to " in span else ""
-    return answer_sentence(f"{subject} takes {at_least}{span}{fastest}", limit, ffn)
+    return answer_sentence(
+        f"A {PHASES[totals[0]['phase']]} of {models} takes {at_least}{span}{fastest}",
+        limit,
+        ffn,
+    )
 
 
 def _ordered_columns(records: Records) -> list[Column]:
