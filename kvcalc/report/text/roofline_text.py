@@ -95,8 +95,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
                 row = {"operator": f"  {part['operator']}", "layer": "in it", "count": None}
                 rows.append({**part, **row, "flops": part["flops"] or part["vector_flops"]})
         words = [
-            f"{role} from {size} on" if size else f"{role} never"
-            for role, size in sizes.items()
+            f"{role} {f'from {size} on' if size else 'never'}" for role, size in sizes.items()
         ]
         compute = f"Compute-bound: {', '.join(words)}." if words else ""
         shares = [f"{label} {total[key] / total['bytes']:.1%}" for label, key in BYTES.items()]
