@@ -13,8 +13,9 @@ from hypothesis import settings
 from record_checks import check_records
 
 from kvcalc.layers.cost import Cost, Operator
+from kvcalc.serving import server
 
-settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=40)
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("here", deadline=None)
 settings.register_profile("many", deadline=None, max_examples=1000)  # pytest --hypothesis-profile many: minutes, not seconds
 settings.load_profile("ci")
@@ -78,6 +79,26 @@ def _own_presets_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         for name in ("KVCALC_PRESETS", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR"):
             patch.delenv(name, raising=False)
         yield
+
+
+USUAL = {name: getattr(server, name) for name in ("STEADY_REQUESTS", "MAX_STARTED_REQUESTS", "MIN_BACKLOG")}
+FEW = {"STEADY_REQUESTS": 60, "MAX_STARTED_REQUESTS": 16, "MIN_BACKLOG": 64}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _short_backlog(_own_presets_only: None) -> Iterator[None]:
+    """Find the saturation rate of a simulated server from few requests. This saves most of the time of a short run."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, count in FEW.items():
+            patch.setattr(server, name, count)
+        yield
+
+
+@pytest.fixture
+def full_backlog(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find the saturation rate from as many requests as in use, for tests that compare it with a figure."""
+    for name, count in USUAL.items():
+        monkeypatch.setattr(server, name, count)
 
 
 @pytest.fixture

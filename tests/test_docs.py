@@ -44,6 +44,7 @@ def test_readme_shows_real_output() -> None:
     assert any(name == "README.md" for name, _, _ in SHOWN)
 
 
+@pytest.mark.usefixtures("full_backlog")
 @pytest.mark.parametrize(("document", "command", "output"), SHOWN, ids=[f"{d}: {c}" for d, c, _ in SHOWN])
 def test_output_is_what_the_command_prints(
     kvcalc: Run, document: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch

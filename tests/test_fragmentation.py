@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc import UserError
@@ -127,7 +127,6 @@ def first_fit(lengths: list[int], capacity: int, seed: int) -> tuple[int, list[i
 
 
 @given(st.lists(st.integers(1, 60), max_size=12), st.integers(1, 100), st.integers(0, 5))
-@settings(max_examples=30)
 def test_the_simulated_allocator_slot_by_slot(lengths: list[int], capacity: int, seed: int) -> None:
     found, (requests, free, largest) = simulate_first_fit(lengths, capacity, seed), first_fit(lengths, capacity, seed)
     assert (found.requests, found.failures) == (requests, len(free))

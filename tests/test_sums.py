@@ -24,7 +24,7 @@ SUMMED = (
 )  # fmt: skip
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from(MODELS), st.sampled_from(GPUS), st.sampled_from(RANKS), st.sampled_from(("decode", "prefill", "mixed")),
     st.integers(1, 512), st.integers(1, 40_000), st.sampled_from(("", "datasheet", "sglang", "trtllm")),

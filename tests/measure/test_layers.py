@@ -35,7 +35,7 @@ BF16 = 0.05  # bf16 keeps 8 bits: 0.4 % a rounding, some dozen of which stand in
 pieces = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(any_spec(), st.integers(1, 3), st.one_of(pieces, st.integers(1, 20).map(lambda n: [1] * n)))
 def test_cached_in_any_pieces_equals_uncached(spec: Sublayer, batch: int, sizes: list[int]) -> None:
     layer = twin(spec)
@@ -45,7 +45,6 @@ def test_cached_in_any_pieces_equals_uncached(spec: Sublayer, batch: int, sizes:
     assert difference(in_pieces(layer, x, sizes, cache), whole) < EXACT
 
 
-@settings(max_examples=40)
 @given(sparse_specs(top=64), pieces)
 def test_top_k_of_everything_is_mla(spec: Any, sizes: list[int]) -> None:
     layer: Any = twin(spec)
@@ -57,7 +56,6 @@ def test_top_k_of_everything_is_mla(spec: Any, sizes: list[int]) -> None:
     assert difference(sparse_out, in_pieces(dense, x, sizes, new_cache(dense, 2, sum(sizes)))) < EXACT
 
 
-@settings(max_examples=40)
 @given(sparse_specs(), st.integers(2, 30))
 def test_sparse_attends_to_the_best_scores_alone(spec: Any, tokens: int) -> None:
     """The last token's output equals MLA over the selected tokens, which a sort selects one query at a time."""
@@ -94,7 +92,7 @@ def test_index_scores_weigh_each_head_after_its_relu() -> None:
     assert index_scores(queries, keys, torch.tensor([[[0.5, -2.0]]])).tolist() == [[[-0.5, -2.0, 0.5]]]
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(grouped_specs(), pieces)
 def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -> None:
     """The reference has no ring and no cache: it computes every score, a mask written with loops, and the softmax."""
@@ -116,7 +114,6 @@ def test_window_ring_equals_masked_full_attention(spec: Any, sizes: list[int]) -
     assert cache[0].tensor.shape[2] == min(tokens, spec.sliding_window)  # and the ring holds no more
 
 
-@settings(max_examples=40)
 @given(grouped_specs(sliding_window=None), st.integers(1, 12), st.integers(1, 12))
 def test_fused_and_plain_attention_agree(spec: Any, past: int, new: int) -> None:
     """The last token of a complete pass in torch's kernel equals the last token by plain products."""
@@ -138,7 +135,6 @@ def test_windows_in_blocks_equal_one_mask(new: int, past: int, window: int) -> N
     assert difference(attend(q, k, v, window), scores.softmax(-1) @ v) < EXACT
 
 
-@settings(max_examples=30)
 @given(delta_specs(), st.integers(1, 200))
 def test_chunks_of_the_delta_rule_equal_its_recurrence(spec: Any, tokens: int) -> None:
     torch.manual_seed(5)
@@ -173,7 +169,6 @@ def rounded_twins(spec: Sublayer) -> tuple[Any, Any]:
     return exact, rounded
 
 
-@settings(max_examples=25)
 @given(any_spec(), pieces)
 @example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
 def test_bf16_stays_near_float64(spec: Sublayer, sizes: list[int]) -> None:
@@ -201,7 +196,6 @@ def recalls(layer: Any, x: Any) -> Any:
     return (length[0] > 0.01 * length[1]).all(1)
 
 
-@settings(max_examples=25)
 @given(delta_specs(), pieces)
 @example(delta_net(linear_num_key_heads=1, linear_num_value_heads=3, linear_conv_kernel_dim=3), [1])
 def test_bf16_recall_of_the_delta_rule(spec: Any, sizes: list[int]) -> None:
@@ -214,7 +208,7 @@ def test_bf16_recall_of_the_delta_rule(spec: Any, sizes: list[int]) -> None:
     assert (mixed[1] - mixed[0]).norm(dim=-1).max() <= BF16 * values.norm(dim=-1).max()
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(any_spec(), st.integers(1, 3), st.integers(1, 40), st.sampled_from(["fp32", "bf16"]))
 def test_parameters_and_cache_bytes_are_the_prediction(spec: Sublayer, batch: int, tokens: int, dtype: str) -> None:
     layer = twin(spec)

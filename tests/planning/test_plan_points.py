@@ -103,6 +103,7 @@ def test_users_are_spread_over_replicas_and_all_have_a_seat() -> None:
         assert one.gpus <= 4
 
 
+@pytest.mark.usefixtures("full_backlog")
 @pytest.mark.parametrize("words", ["qwen3-32b --rate 2 --pp 1", "llama-3.1-70b --rate 1.3 --pp 2", "qwen3-32b --users 50"])
 def test_a_plan_s_server_keeps_up_in_serve(kvcalc: Run, words: str) -> None:
     words += " --tp 2 --isl 4k --osl 200 --gpu h100 --format json"

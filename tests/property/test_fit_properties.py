@@ -65,7 +65,6 @@ def answer(model: Model, engine: str, budget: int, length: int, count: int, **mo
 
 
 @given(models, budgets, lengths, counts, st.sampled_from([2048, 8192]), st.integers(1, 3))
-@settings(max_examples=40)
 def test_vllm_to_the_byte(model: Model, budget: int, length: int, count: int, batched: int, batches: int) -> None:
     more = {"max_num_batched_tokens": batched, "max_in_flight_batches": batches}
     found = answer(model, "vllm", budget, length, count, **more)
@@ -83,7 +82,6 @@ def test_vllm_to_the_byte(model: Model, budget: int, length: int, count: int, ba
 
 
 @given(models, budgets, lengths, counts)
-@settings(max_examples=40)
 def test_content_to_the_byte(model: Model, budget: int, length: int, count: int) -> None:
     found = answer(model, "none", budget, length, count)
     stored = cache_size(model, length).stored
@@ -95,7 +93,6 @@ def test_content_to_the_byte(model: Model, budget: int, length: int, count: int)
 
 
 @given(models, budgets, lengths, counts, st.sampled_from(["none", "vllm", "sglang", "llama.cpp"]), st.integers(0, 10_000))
-@settings(max_examples=50)
 def test_every_engine_answers_with_the_last_that_fits(
     model: Model, budget: int, length: int, count: int, engine: str, shared: int
 ) -> None:
@@ -111,7 +108,6 @@ def test_every_engine_answers_with_the_last_that_fits(
 
 
 @given(models, budgets, lengths, counts, st.integers(0, 20_000))
-@settings(max_examples=40)
 def test_a_common_prefix_never_costs(model: Model, budget: int, length: int, count: int, shared: int) -> None:
     for engine in ("none", "vllm", "sglang", "llama.cpp"):
         plain = answer(model, engine, budget, length, count)
@@ -173,7 +169,7 @@ def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool
         },
     ),
 )
-@settings(max_examples=80)
+@settings(max_examples=50)
 def test_content_is_held_under_any_settings(
     name: str, engine: str, cache_dtype: str, ranks: Parallelism, sizes: list[int], more: dict[str, Any]
 ) -> None:
@@ -196,7 +192,6 @@ def test_pieces_add_up_in_whole_blocks(parts: list[BlockDemand], tokens: int) ->
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=30), st.integers(1, 64), st.integers(500, 3000), st.integers(0, 9))
-@settings(max_examples=50)
 def test_waste_is_bounded(sizes: list[int], block: int, capacity: int, seed: int) -> None:
     assert 0 <= paged_waste(sizes, block).tokens <= (block - 1) * len(sizes)
     assert paged_waste(sizes, max(sizes)).tokens >= 0

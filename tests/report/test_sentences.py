@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from conftest import Run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc import Parallelism, load_model
@@ -133,7 +133,6 @@ def test_no_warning_is_lost(kvcalc: Run, monkeypatch: pytest.MonkeyPatch, gpu: s
     assert any(note.startswith("Does not fit: ") for note in notes) == (total["fits"] is False)
 
 
-@settings(max_examples=25)
 @given(
     st.sampled_from(("llama-3.1-70b", "deepseek-v3", "gemma-3-27b", "gpt-oss-120b")),
     st.sampled_from(((1, 1, 1), (2, 1, 1), (4, 2, 1), (8, 1, 1), (2, 1, 2))),

@@ -39,7 +39,7 @@ loads = st.lists(
 ).map(sorted)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(loads, st.integers(66, 160), st.integers(1, 8), st.integers(1, 6), st.integers(6, 64), st.integers(0, 4))
 def test_events_are_the_passes_one_by_one(
     rows: list[tuple[float, int, int]], budget: int, block: int, seats: int, tokens: int, clients: int
@@ -70,7 +70,6 @@ def test_prompts_first_hold_up_the_decodes() -> None:
     assert [(r.tokens, r.prefill_tokens) for r in first.rows] == [(5, 5), (1, 0), (5, 5), (2, 0), (1, 0)]
 
 
-@settings(max_examples=40)
 @given(loads, st.integers(66, 160), st.integers(1, 6), st.booleans())
 def test_passes_in_a_row_are_as_single_passes(
     rows: list[tuple[float, int, int]], budget: int, seats: int, prompts_first: bool

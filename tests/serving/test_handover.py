@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 from conftest import Run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from servers import HandClock, HandTimer, asked, byte_pool, served
 
@@ -95,7 +95,6 @@ loads = st.lists(
 ).map(sorted)
 
 
-@settings(max_examples=40)
 @given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 3), st.integers(1, 2), st.integers(0, 4))
 def test_nothing_is_lost(
     rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int
@@ -119,7 +118,6 @@ def test_nothing_is_lost(
     assert record["mean_in_system"] == pytest.approx(record["requests_per_s"] * record["e2e_mean_s"])
 
 
-@settings(max_examples=40)
 @given(loads, st.integers(66, 160), st.integers(1, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 4))
 def test_passes_in_a_row_are_passes_one_by_one(
     rows: list[tuple[float, int, int]], budget: int, seats: int, replicas: int, dp: int, clients: int

@@ -58,6 +58,7 @@ def test_chunks_of_a_long_prompt_have_their_latency_too() -> None:
     assert record["ttft_mean_s"] == pytest.approx(request(deployment(), 5000, 2, chunk=2048).ttft_s, rel=1e-12)
 
 
+@pytest.mark.usefixtures("full_backlog")
 @pytest.mark.parametrize(
     ("name", "gpu", "prompt", "answer", "seats"),
     [("llama-3.1-8b", "h100", 1000, 200, 256), ("llama-3.1-8b", "h100", 200, 400, 64), ("gpt-oss-20b", "h200", 500, 100, 128)],
@@ -76,6 +77,7 @@ def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
     assert 0.97 / each < record["capacity_requests_per_s"] < 1.3 / each  # prompts and decodes that share passes save weights
 
 
+@pytest.mark.usefixtures("full_backlog")
 def test_a_real_model_overrun() -> None:
     record = run(Workload(rate=200.0, num_prompts=2000), max_num_seqs=64).record
     assert record["diverges"]

@@ -12,6 +12,8 @@ from kvcalc.serving.server import Server, SimulationResult, make_backlog, satura
 from kvcalc.serving.simulation import KVTransfer, simulate
 from kvcalc.timing.deployment import TimedDeployment
 
+pytestmark = pytest.mark.usefixtures("full_backlog")
+
 
 def deployment(name: str, gpu: str = "h100") -> TimedDeployment:
     return TimedDeployment(load_model(name), load_gpu(gpu)).with_calibration()

@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from conftest import Run
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvcalc.gpu.gpu import Gpu
@@ -57,7 +57,6 @@ sparse_laws = st.builds(
 dense_laws = st.builds(MlaModule, t0=st.floats(0.1, 150), th=st.floats(0.001, 2), tb=st.floats(1e-4, 1))
 
 
-@settings(max_examples=40)
 @given(
     st.one_of(st.sampled_from(MEASURED), st.tuples(sparse_laws, st.none() | dense_laws)),
     st.integers(1, 512), st.integers(1, 150_000), st.sampled_from(("decode", "prefill")),
