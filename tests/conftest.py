@@ -81,17 +81,10 @@ def _own_presets_only(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         yield
 
 
-USUAL = {name: getattr(server, name) for name in ("STEADY_REQUESTS", "MAX_STARTED_REQUESTS", "MIN_BACKLOG")}
 FEW = {"STEADY_REQUESTS": 60, "MAX_STARTED_REQUESTS": 16, "MIN_BACKLOG": 64}
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _short_backlog(_own_presets_only: None) -> Iterator[None]:
-    """Find the saturation rate of a simulated server from few requests. This saves most of the time of a short run."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name, count in FEW.items():
-            patch.setattr(server, name, count)
-        yield
+USUAL = {name: getattr(server, name) for name in FEW}
+for _name, _count in FEW.items():  # the saturation rate takes most of the time of a short `serve`
+    setattr(server, _name, _count)
 
 
 @pytest.fixture

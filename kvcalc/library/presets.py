@@ -52,8 +52,10 @@ _PATH = re.compile(r"\[(\d+|\.\.\.)\]|\.?([^.\[\]]+)")
 
 
 PathsByName = dict[str, Path]
+_file_in = cache(Path.joinpath)  # a lookup by name makes the paths of all presets
 
 
+@cache
 def key(name: str, dots: bool = False) -> str:
     """Return a preset name in the form in which names are compared, so that spellings match.
 
@@ -115,8 +117,7 @@ def shipped_folder() -> Path:
     """
     package = Path(__file__).parent.parent
     checkout = package.parent
-    is_checkout = (checkout / "pyproject.toml").is_file()
-    if is_checkout and (checkout / "presets" / "models").is_dir():
+    if (checkout / "pyproject.toml").is_file() and (checkout / "presets/models").is_dir():
         return checkout / "presets"
     return package / "presets"
 
@@ -130,15 +131,14 @@ def preset_files(kind: str) -> PathsByName:
         kind: `models` or `gpus`.
     """
     results: PathsByName = {}
-    for folder in [*user_folders(), shipped_folder()]:
-        parent = folder / kind
+    for folder in *user_folders(), shipped_folder():
         try:
-            names = sorted(os.listdir(parent))  # noqa: PTH208 (faster)
+            names = sorted(os.listdir(folder / kind))  # noqa: PTH208 (faster)
         except OSError:
             continue
         for name in names:
-            if name.endswith(".yaml") and not name.startswith("."):
-                results.setdefault(name.removesuffix(".yaml"), parent / name)
+            if name.endswith(".yaml") and name[0] != ".":
+                results.setdefault(name.removesuffix(".yaml"), _file_in(folder, kind, name))
     return results
 
 
@@ -156,15 +156,13 @@ def find(name: str, kind: str) -> Path:
         UserError: No preset matches. The message names near matches.
     """
     files = preset_files(kind)
-    result = _matching(name, files, kind)
-    if result:
+    if result := _matching(name, files, kind):
         return result
     aliases: PathsByName = {}
     for path in files.values():
         for alias in _aliases(path):
             aliases.setdefault(alias, path)
-    result = _matching(name, aliases, kind)
-    if result:
+    if result := _matching(name, aliases, kind):
         return result
     raise _unknown(name, kind, files, aliases)
 
