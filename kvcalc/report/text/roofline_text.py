@@ -17,6 +17,7 @@ from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
     comparable_records,
+    digits,
     distinct_values,
     footnotes,
     kernel_seconds,
@@ -116,7 +117,8 @@ def _pass_sentence(
     """Return a sentence on the time of the pass and its limit.
 
     On one GPU, a memory-bound pass states its bytes. If the KV cache has a tenth of the bytes or
-    more, the minimum time of its traffic follows.
+    more, the minimum time of its traffic follows. With batch 1, the batch that would be
+    compute-bound tells more than the arithmetic intensity.
 
     Args:
         deployment: The deployment.
@@ -125,26 +127,28 @@ def _pass_sentence(
         ffn_size: Smallest batch or prompt with a compute-bound FFN.
     """
     stages, rate = deployment.parallelism.pp, deployment.gpu.bandwidth_bytes_per_s
-    subject = f"The slowest of {stages} stages in a" if stages > 1 else "A"
-    subject += f" {PHASES[total['phase']]} of {total['model']} on "
+    subject = f"The slowest of {stages} stages in a " if stages > 1 else "A "
+    subject += f"{PHASES[total['phase']]} of {total['model']} on "
     subject += f"{total['gpus']}× " * (total["gpus"] > 1) + total["gpu"]
-    subject += f" with {name}{', ' * bool(name)}batch {total['batch_size']:,}"
-    subject += f", context {total['context']:,}"
+    subject += f" with {name}" * bool(name)
+    subject += f", batch {total['batch_size']:,} × {total['context']:,} tokens,"
     at_least = "at least " * (not total["time_s"])
     time = kernel_seconds(total["time_s"] or total["roofline_s"])
     is_memory_bound = total["bound"] == "memory"
     cache = f", KV cache ≥ {kernel_seconds(total['cache_bytes'] / rate)}"
     cache *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
-    ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size else ""
-    if total["fits"] is False:
-        ffn = ", but exceeds GPU memory"
+    clauses = [f"; FFNs become compute-bound at {ffn_size}"] if ffn_size else []
     if not at_least and total["time_s"] > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
+    elif limit and (cache or total["batch_size"] > 1 or not (is_memory_bound and clauses)):
+        limit += f" at {_intensities([total])}"
+    if total["fits"] is False:
+        limit = ", but exceeds GPU memory"
     verb = "takes"
     if is_memory_bound and total["gpus"] == 1:
         verb = f"moves {format_si(total['bytes'], 'B')} in"
-    return answer_sentence(f"{subject} {verb} {at_least}{time}", cache, limit, ffn)
+    return answer_sentence(f"{subject} {verb} {at_least}{time}", limit, cache, *clauses)
 
 
 def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
@@ -156,22 +160,34 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
     comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
     names = sides(comparable, PASS_KEYS, PASS_WORDING).names
     times = [total["time_s"] or total["roofline_s"] for total in comparable]
-    fastest = names[times.index(min(times))].replace(", ", " and ")
     bounds = [total["bound"] for total in totals]
     limit = f", {bounds.count('memory')} of {len(bounds)} memory-bound"
     if len(set(bounds)) == 1:
         limit = f", always {bounds[0]}-bound"
+    if len(distinct_values(totals, "batch_size")) == 1:
+        limit += f" at {_intensities(totals)}"
     at_least = "at least " * (comparable[0]["time_s"] is None)
-    span = " to ".join(dict.fromkeys(map(kernel_seconds, (min(times), max(times)))))
-    models = " and ".join(distinct_values(totals, "model"))
+    ends = dict.fromkeys(choose(times) for choose in (min, max))
+    servers = [names[times.index(time)].replace(", ", " and ") for time in ends]
+    spans = [
+        f"{kernel_seconds(time)}{f' with {name}' * bool(name)}"
+        for time, name in zip(ends, servers, strict=True)
+    ]
+    model, *other_models = distinct_values(totals, "model")
+    subject = PHASES[totals[0]["phase"]] + f" of {model}" * (not other_models)
     ffn_size, *others = ffn_sizes
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size and not others else ""
-    fastest = f", the least with {fastest}" if fastest and " to " in span else ""
     return answer_sentence(
-        f"A {PHASES[totals[0]['phase']]} of {models} takes {at_least}{span}{fastest}",
+        f"A {subject} takes {at_least}{', and '.join(spans)}",
         limit,
         ffn,
     )
+
+
+def _intensities(totals: Records) -> str:
+    """Return the lowest and the highest arithmetic intensity, or the only one."""
+    values = [total["intensity"] or 0.0 for total in totals]
+    return f"{' to '.join(dict.fromkeys(map(digits, (min(values), max(values)))))} FLOP/B"
 
 
 def _ordered_columns(records: Records) -> list[Column]:

@@ -156,14 +156,14 @@ def _latency_sentence(records: Records) -> str:
             f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
             f" if {top['acceptance_rate']:.0%} are accepted",
         ]
-    clauses.append(_cost(best, equal))
+    clauses += _cost_clauses(best, timed)
     loads = equal_records(timed, best, *DEPLOYMENT)
     load = sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         gains = _gains(loads, equal_records(timed, equal[slow], *DEPLOYMENT))
-        if gains and not any(clauses):
+        if gains and not clauses:
             server = _server_name(best, equal)
             return answer_sentence(f"{server} is faster than {slowest}: {gains}{misfit}")
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
@@ -172,24 +172,24 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
-    bounds = _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
+    clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
     is_plain = best["tpot_s"] and not (drafted or best.get("speedup"))
-    if is_plain and not (bounds and at_least):
-        clauses += [f", decoding {at_most or 'at '}{best['decode_tokens_per_s']:,.1f} tokens/s"]
-    clauses += bounds
+    if is_plain:
+        mark = "≤ " * bool(at_most)
+        clauses.append(f", decoding {mark}{best['decode_tokens_per_s']:,.1f} tokens/s")
     if load:
         figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
         if loads[-1]["batch_size"] != best["batch_size"] and is_plain:
-            figure = f"{loads[-1]['decode_tokens_per_s']:,.1f}"
+            figure = f"{mark}{loads[-1]['decode_tokens_per_s']:,.1f}"
         clauses.append(f", {figure} with {load}")
-    elif is_plain and not uncached:
+    if is_plain and not uncached:
         mark = "≥ " * bool(at_least)
         clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return answer_sentence(f"{_server_words(best)} embeds {rates}{misfit}")
     start = f"{_server_name(best, equal)} takes {at_least}{seconds(best['e2e_s'])} for {work}"
-    return answer_sentence(start, *([f", TTFT {ttft}", misfit] if misfit else clauses))
+    return answer_sentence(start, *([misfit] if misfit else clauses))
 
 
 def _gains(fast: Records, slow: Records) -> str:
@@ -208,8 +208,7 @@ def _generation_sentence(records: Records) -> str:
     """Return a sentence on the tokens per second of the first and the last of records without a
     predicted TTFT."""
     first = records[0]
-    wording = {**WORDING, **LOAD_WORDING}
-    names = sides(records, (*DEPLOYMENT, *LOAD_WORDING), wording).names
+    names = _loaded_names(records)
     rates = [
         f"{r['decode_tokens_per_s'] or 0:,.1f} tokens/s{f' with {name}' * bool(name)}"
         for r, name in zip(records, names, strict=True)
@@ -356,33 +355,41 @@ def _sustained(summaries: Records) -> str:
     at_least, at_most = _bound_words(best)
     rate = f"{server} sustains {at_most}{digits(best['found_rate'])} requests/s"
     wait = f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
-    cost = _cost(best, equal)
+    costs = _cost_clauses(best, equal)
     if goals:
-        rate, wait = f"{rate} with {goals}", " for 99% of requests" * (not cost)
+        rate, wait = f"{rate} with {goals}", " for 99% of requests" * (not costs)
     slowest = min(equal, key=lambda r: r["found_rate"])
     rival = ""
-    if not cost and slowest["found_rate"] * EQUAL_RATE_RATIO < best["found_rate"]:
+    if not costs and slowest["found_rate"] * EQUAL_RATE_RATIO < best["found_rate"]:
         rival = f", and {digits(slowest['found_rate'])} with {sides([slowest, best]).names[0]}"
-    return answer_sentence(rate, cost, wait, rival)
+    return answer_sentence(rate, *costs, wait, rival)
 
 
-def _cost(record: Record, records: Records) -> str:
-    """Return a clause with the cost of output tokens, also of the cheapest other record; '' without
-    a price."""
+def _cost_clauses(record: Record, records: Records) -> list[str]:
+    """Return a clause with the cost of output tokens, and one with the cost of the cheapest other
+    record; without a price, none."""
     cost = record.get("cost_per_million_tokens")
     if not cost:
-        return ""
-    text = f", costing {_bound_words(record)[0]}{cost:,.2f} per million output tokens"
-    text += " with one request at a time" * (record.get("batch_size") == 1)
+        return []
     others = [
-        (other["cost_per_million_tokens"], name)
-        for other, name in zip(records, sides(records).names, strict=True)
-        if other is not record and other["cost_per_million_tokens"]
+        (other["cost_per_million_tokens"], f" with {name}")
+        for other, name in zip(records, _loaded_names(records), strict=True)
+        if other is not record and other["cost_per_million_tokens"] and name
     ]
+    mark = "≥ " * (record["time_basis"] == BOUND)
+    clauses = [f", costing {mark}{cost:,.2f} per million output tokens"]
     if others:
         cost, name = min(others)
-        text += f" and {cost:,.2f} with {name}" * bool(name)
-    return text
+        clauses.append(f" and {mark}{cost:,.2f}{name}")
+    elif record.get("batch_size") == 1:
+        clauses.append(" at batch 1")
+    return clauses
+
+
+def _loaded_names(records: Records) -> list[str]:
+    """Return a short name for each record from the values of deployment and load that differ."""
+    wording = {**WORDING, **LOAD_WORDING}
+    return sides(records, (*DEPLOYMENT, *LOAD_WORDING), wording).names
 
 
 def _server_name(record: Record, records: Records) -> str:
@@ -456,7 +463,7 @@ def _served(records: Records) -> str:
             span = f"{at_least}{max(costs):,.2f} to {min(costs):,.2f}"
             clauses.append(f", costing {span} per million output tokens")
     else:
-        start = f"{server} {_throughput(best)}{_cost(best, equal)}"
+        start = "".join([f"{server} {_throughput(best)}", *_cost_clauses(best, equal)])
         clauses = [f", {ratio(factor)} {faster} {names[-1]}"] * (is_best and bool(names[-1]))
         if is_best and not names[-1]:  # without prefix hits, for example
             ttfts = [seconds(r["ttft_p50_s"]) for r in (best, ranked[-1])]
