@@ -199,3 +199,8 @@ PLACED_NOWHERE = [
 def test_placements_that_are_not_modelled(kvcalc: Run, line: str, said: str) -> None:
     result = kvcalc(f"fit {line} --engine llama.cpp")
     assert (result.code, result.out, said in result.err) == (2, "", True)
+
+
+def test_the_advised_command_has_a_slot_for_each_user(kvcalc: Run) -> None:
+    line = "fit qwen3-14b --gpu rtx-4090 --engine llama.cpp -q q8_0 --context 32k --users 2"
+    assert " --ctx-size 65536 --parallel 2 --cache-type-k q8_0 " in kvcalc(line).joined

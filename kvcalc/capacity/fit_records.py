@@ -10,6 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from kvcalc.capacity import Fit
+from kvcalc.capacity.command_line import EngineCommand, command_of
 from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.fit_options import FitOptions, options_for
@@ -254,16 +255,33 @@ def command_lines(result: Fit, words: TypedWords) -> tuple[str | None, str | Non
     """Return two commands of a configuration: the engine's, and the `kvcalc fit` that reads it.
 
     Example: `vllm serve MODEL --max-num-seqs 8`, and `kvcalc fit --gpu h100-sxm -- vllm serve …`.
-    Both are None if no command line of the engine starts the configuration. A server of llama.cpp
-    gets one slot for each sequence that fits, unless the request states a number. Other servers get
-    this number if it exceeds their default.
+    Both are None if no command line of the engine starts the configuration.
 
     Args:
         result: The capacity of the configuration.
         words: The words that the user typed. The commands repeat the names, options and flags.
     """
-    from kvcalc.capacity.command_line import command_of
+    names = words.names
+    written = engine_command(result, names.get(result.model.name, ""))
+    if not written:
+        return None, None
+    gpu = names.get(result.gpu.name, "")
+    gpu = gpu if gpu.lower().endswith((".yaml", ".yml")) else result.gpu.name
+    options_text = shlex.join(["--gpu", gpu, *words.extra_words, *written.options])
+    line = f"{written.line} {words.flags}".rstrip()
+    return line, f"kvcalc fit {options_text} -- {line}"
 
+
+def engine_command(result: Fit, model_words: str = "") -> EngineCommand | None:
+    """Return the engine's command line of a configuration; None if there is none.
+
+    A server of llama.cpp gets one slot for each sequence that fits, unless the request states a
+    number. Other servers get this number if it exceeds their default.
+
+    Args:
+        result: The capacity of the configuration.
+        model_words: The user's word for the model; "" if unknown.
+    """
     options, dialect = result.options, DIALECTS.get(result.options.engine)
     if dialect and result.fits and not options.max_num_seqs:
         users, limit = result.sequences, slot_limit(result)
@@ -273,15 +291,7 @@ def command_lines(result: Fit, words: TypedWords) -> tuple[str | None, str | Non
         if dialect.max_slots or users > default or options.require >= default:
             users = min(users, limit or users)
             options = replace(options, max_num_seqs=users, users=options.users or 1)
-    names = words.names
-    written = command_of(result.deployment, options, names.get(result.model.name, ""))
-    if not written:
-        return None, None
-    gpu = names.get(result.gpu.name, "")
-    gpu = gpu if gpu.lower().endswith((".yaml", ".yml")) else result.gpu.name
-    options_text = shlex.join(["--gpu", gpu, *words.extra_words, *written.options])
-    line = f"{written.line} {words.flags}".rstrip()
-    return line, f"kvcalc fit {options_text} -- {line}"
+    return command_of(result.deployment, options, model_words)
 
 
 def slot_limit(result: Fit) -> int:

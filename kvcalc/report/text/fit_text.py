@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from kvcalc.capacity import Fit
-from kvcalc.capacity.command_line import command_of
-from kvcalc.capacity.fit_records import slot_limit
+from kvcalc.capacity.fit_records import engine_command, slot_limit
 from kvcalc.capacity.suggested_fixes import (
     NO_FIX,
     Advice,
@@ -428,7 +427,7 @@ def _missing_sentence(
         if not (closest.sequences or use in title):
             title = answer_sentence(subject, use)
         change = next(iter(advised.fixes.values()))
-    written = command_of(change.deployment, change.options, name)
+    written = engine_command(change.result or closest, name)
     return title, note, written.line if written else None
 
 
