@@ -17,6 +17,8 @@ SAID = [
     ("fit -- vllm gpt2 -tp 2", "'vllm gpt2 -tp 2' starts no engine that is known. Write vllm serve MODEL …"),
     ("size gpt2 --tp", "Option '--tp' requires an argument. (see `kvcalc size --help`)"),
     ("compare gpt2 gpt2-xl", "compare takes no further word: gpt2-xl. `--variants` takes mha,mla. `kvcalc size A B`"),
+    ("fit llama-server -hf gpt2 -c 9", "fit has no -c. Put -- before an engine's command line"),
+    ("fit -- llama-server -hf gpt2 --gpu h100", "llama-server has no --gpu. Write it before --: `kvcalc fit --gpu h100 --"),
     ("fit gpt2 --free_gpu_memory_fraction 1", "Did you mean --gpu-memory-utilization?"),
     ("fit gpt2 --max-total-tokens 9", "Did you mean --kv-cache-memory-bytes or --num-gpu-blocks-override?"),
     ("fit", "MODEL… is missing. Write `kvcalc fit llama-3.1-70b --gpu h100 --tp 4 --max-model-len 32k`"),

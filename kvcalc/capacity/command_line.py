@@ -216,6 +216,12 @@ def _parse_flags(
         option, has_value, text = word.partition("=")
         option, _, keys = option.partition(".")
         name = option.replace("_", "-")  # engines treat - and _ as equal
+        if name == "--gpu":
+            example = " ".join(dialect.starts[0])
+            raise UserError(
+                f"{example} has no --gpu",
+                f"Write it before --: `kvcalc fit --gpu h100 -- {example} …`",
+            )
         flag = flags.get(name)
         if not flag and name.startswith("--"):  # argparse accepts the start of one flag's name
             longer = {flags[text] for text in flags if text.startswith(name)}
