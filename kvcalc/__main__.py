@@ -4,6 +4,7 @@ Nothing heavy is imported at the top, so that Ctrl-C is caught from the first mo
 """
 
 import codecs
+import io
 import os
 import signal
 import sys
@@ -45,7 +46,8 @@ def _prepare_output() -> None:
         (sys.stdout, "ascii" if _wants_ascii() else None),
         (sys.stderr, None),
     ):
-        stream.reconfigure(encoding=encoding, errors="marks")  # type: ignore[union-attr]
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding=encoding, errors="marks")
 
 
 def _wants_ascii() -> bool:

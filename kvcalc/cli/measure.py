@@ -65,9 +65,9 @@ class MeasureOptions(Question, frozen=True):
 def run(
     model: str = "",
     *,
-    variant: list[str] = [],  # noqa: B006
+    variant: list[str] = [],  # noqa: B006 (no function changes the list)
     options: MeasureOptions,
-    set_: list[str] = [],  # noqa: B006
+    set_: list[str] = [],  # noqa: B006 (no function changes the list)
 ) -> Answer:
     """Run `kvcalc measure`: time layers on this machine, and compare with the predictions.
 

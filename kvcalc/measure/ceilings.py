@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from datetime import date
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -395,10 +395,11 @@ def matrix_rate(machine: Machine, dtype: str, seconds: float) -> float:
     while size <= LARGEST_PRODUCT[machine.device.type] and elapsed_s <= SLOW_PRODUCT:
         a = torch.randn(size, size, device=machine.device).to(DTYPES[dtype])
         flops = 2 * size**3
-        elapsed_s = time_once(lambda a=a: a @ a, machine)  # type: ignore[misc]
+        square = partial(torch.matmul, a, a)
+        elapsed_s = time_once(square, machine)
         if elapsed_s > 4 * seconds:  # emulated on this machine: one product says enough
             return max(best, flops / elapsed_s)
-        product = time_calls([lambda a=a: a @ a], machine, seconds / 2)  # type: ignore[misc]
+        product = time_calls([square], machine, seconds / 2)
         best = max(best, flops / product.median)
         size *= 2
     return best
