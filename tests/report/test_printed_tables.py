@@ -244,7 +244,7 @@ def test_serve(kvcalc: Run) -> None:
     assert first["diverges"] is False and "5 requests/s, costing 2.35 per million output tokens, 1.86× as fast as" in title
     details = kvcalc(f"{line} -v").joined
     assert f"max_num_seqs {first['max_num_seqs']:,}" in details
-    assert f"KV cache budget {first['kv_budget_bytes']:,} bytes per GPU; gpus 1, seed 0" in details
+    assert f"KV cache budget: {format_bytes(first['kv_budget_bytes'])} per GPU" in details
 
 
 def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
@@ -253,7 +253,6 @@ def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:
     assert records[0]["preemptions"] and records[0]["rejected"]
     shown = kvcalc(f"{line} --wide -v")
     check(table(shown.out, "model"), records, SERVE, "clients,rejected,preempted")
-    assert "per GPU; gpus 2," in shown.joined
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ PHRASES = [
     ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
     ("latency llama-3.1-70b", "output tokens, but it does not fit."),
-    ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " weights is faster than bf16 weights: 1.91× with batch 1, 1.17× with batch 64."),
+    ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " weights is 1.91× as fast as bf16 weights with batch 1 and 1.17× with batch 64."),
     ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound, at best 1.26 ms."),
     ("plan llama-3.1-8b --users 8,9 --context 8k -q fp8,awq --gpu l4", "The smallest deployment with awq weights is 1× l4 for"),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),

@@ -40,6 +40,7 @@ from kvcalc.report.text.tables import (
     answer_sentence,
     columns,
     distinct_values,
+    has_different_values,
     plural,
 )
 from kvcalc.units import format_bytes
@@ -228,7 +229,12 @@ def _place(record: Record, best: Fit) -> str:
         for name, size in best.terms.extra.items()
         if name in ADDED_WEIGHTS
     ]
-    return " beside ".join([placement_words(record), *added])
+    weights = f" beside {join_words(added)}{_each(best)}" if added else ""
+    return placement_words(record) + weights
+
+
+def _each(fitted: Fit) -> str:
+    return " per GPU" * (fitted.ranks.gpus > 1)
 
 
 def _comparable_records(records: Records, fits: Fits) -> Records:
@@ -286,19 +292,23 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             needed = format_bytes(record["needed_kv_cache_memory_bytes"])
             clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
             if record["unshared_num_seqs"]:
-                clauses.insert(0, f", in {needed} of KV cache per GPU")
+                clauses.insert(0, f", in {needed} of KV cache{_each(best)}")
         else:
             counts += minimum and f"{minimum},"
             if len(records) == 1 and maximum and not (minimum or best.options.max_model_len):
                 counts += ", the model's maximum,"
     if has_different_values(records, "model"):
         return answer_sentence(
-            f"{record['model']} on {place} fits {counts.rstrip(',')}", *clauses
+            f"{record['model']} on {place} {_fit_verb(record)} {counts.rstrip(',')}", *clauses
         )
-    is_single = counts.startswith("1 user ") and " or " not in counts
-    verb = "may fit" if record["low_num_seqs"] == 0 else f"fit{'s' * is_single}"
+    verb = _fit_verb(record, counts.startswith("1 user ") and " or " not in counts)
     name = _distinguishing_values(records, record)
     return answer_sentence(f"{counts} {verb} on {place}{name}", *clauses)
+
+
+def _fit_verb(record: Record, is_single: bool = True) -> str:
+    """Return `fits`, or `may fit` if the low end of the budget fits nothing."""
+    return "may fit" if record["low_num_seqs"] == 0 else f"fit{'s' * is_single}"
 
 
 def _longest_context_sentence(record: Record, best: Fit) -> str:
@@ -346,7 +356,7 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         clauses.append(
             f", {users} with {sides([least, record]).names[0]}"
             if least["model"] == record["model"]
-            else f"; {least['model']} fits {users}"
+            else f"; {least['model']} {_fit_verb(least)} {users}"
         )
     if unshared not in (None, best.sequences):
         clauses.append(f", instead of {unshared:,} without sharing")
@@ -360,7 +370,7 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
         need = (
             f"need{'s' * (wanted == 1)} {format_bytes(record['needed_kv_cache_memory_bytes'])} of "
-            f"KV cache{' per GPU' * (best.ranks.gpus > 1)}"
+            f"KV cache{_each(best)}"
         )
         clauses += [
             f", and {wanted:,} {need}",
@@ -384,7 +394,7 @@ def _cache_size(record: Record, best: Fit) -> list[str]:
     about = "about " * (record["low_num_seqs"] is not None)  # the length is of the low end
     return [
         f", in {caches} of {about}{tokens:,} tokens",
-        f" or {format_bytes(best.kv_budget)}{' per GPU' * (ranks.gpus > 1)}",
+        f" or {format_bytes(best.kv_budget)}{_each(best)}",
     ]
 
 
@@ -439,16 +449,6 @@ def placement_words(record: Record) -> str:
     """
     split = split_words(record)
     return f"{record['gpus']}× {record['gpu']}{f' with {split}' * bool(split)}"
-
-
-def has_different_values(records: Records, key: str) -> bool:
-    """Return whether the records have more than one value of a key.
-
-    Args:
-        records: The records, all with this key.
-        key: The JSON key.
-    """
-    return len({r[key] for r in records}) > 1
 
 
 def basis_line(records: Records, fits: Fits) -> str:

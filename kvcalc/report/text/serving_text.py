@@ -30,6 +30,7 @@ from kvcalc.report.text.tables import (
     time_footnotes,
     without_named_engine,
 )
+from kvcalc.units import format_bytes
 
 GROWTH = (
     "Full attention for n tokens: O(n³) in total without a cache, O(n²) with it.",
@@ -148,24 +149,20 @@ def _latency_sentence(records: Records) -> str:
     work += plural(best["output_len"], "output token")
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
-    clauses = []
-    if drafted := [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]:
-        top = min(drafted, key=lambda r: r["speculative_e2e_s"])
-        clauses += [
-            f", and {at_least}{seconds(top['speculative_e2e_s'])} with draft {top['draft']}",
-            f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
-            f" if {top['acceptance_rate']:.0%} are accepted",
-        ]
-    clauses += _cost_clauses(best, timed)
+    drafted = _draft_clauses(
+        [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]
+    )
+    clauses = [*drafted, *_cost_clauses(best, timed)]
     loads = equal_records(timed, best, *DEPLOYMENT)
     load = sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
-        gains = _gains(loads, equal_records(timed, equal[slow], *DEPLOYMENT))
+        gains = _gains(loads, equal_records(timed, equal[slow], *DEPLOYMENT), slowest)
         if gains and not clauses:
-            server = _server_name(best, equal)
-            return answer_sentence(f"{server} is faster than {slowest}: {gains}{misfit}")
+            return answer_sentence(
+                f"{_server_name(best, equal)} is {gains[0]}{misfit}", gains[1]
+            )
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
     ttft = f"{'≥ ' * bool(at_least)}{seconds(best['ttft_s'])}"
     if uncached := best.get("uncached_ttft_s"):
@@ -178,10 +175,10 @@ def _latency_sentence(records: Records) -> str:
         mark = "≤ " * bool(at_most)
         clauses.append(f", decoding {mark}{best['decode_tokens_per_s']:,.1f} tokens/s")
     if load:
-        figure = f"and {at_least}{seconds(loads[-1]['e2e_s'])}"
+        figure = f", and {at_least}{seconds(loads[-1]['e2e_s'])}"
         if loads[-1]["batch_size"] != best["batch_size"] and is_plain:
-            figure = f"{mark}{loads[-1]['decode_tokens_per_s']:,.1f}"
-        clauses.append(f", {figure} with {load}")
+            figure = f" and {mark}{loads[-1]['decode_tokens_per_s']:,.1f}"
+        clauses.append(f"{figure} with {load}")
     if is_plain and not uncached:
         mark = "≥ " * bool(at_least)
         clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
@@ -192,16 +189,36 @@ def _latency_sentence(records: Records) -> str:
     return answer_sentence(start, *([misfit] if misfit else clauses))
 
 
-def _gains(fast: Records, slow: Records) -> str:
-    """Return how many times as fast records are as others, at their first and last common load; ''
-    if there is only one."""
+def _draft_clauses(records: Records) -> list[str]:
+    """Return three clauses on the fastest of records with a draft model; none without a record."""
+    if not records:
+        return []
+    top = min(records, key=lambda r: r["speculative_e2e_s"])
+    time = f"{_bound_words(top)[0]}{seconds(top['speculative_e2e_s'])}"
+    return [
+        f", and {time} with draft {top['draft']}",
+        f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
+        f" if {top['acceptance_rate']:.0%} are accepted",
+    ]
+
+
+def _gains(fast: Records, slow: Records, slowest: str) -> list[str]:
+    """Return how many times as fast records are as others, at their first and last common load, and
+    their tokens per second; none if there is only one load."""
     names = sides(fast, LOAD_WORDING, LOAD_WORDING).names
-    gains = [
-        f"{ratio(other['e2e_s'] / record['e2e_s'])} with {name}"
+    pairs = [
+        (ratio(other["e2e_s"] / record["e2e_s"]), name, f"{record['decode_tokens_per_s']:,.1f}")
         for name, record in zip(names, fast, strict=True)
         for other in equal_records(slow, record, *LOAD_WORDING)
+        if record["tpot_s"]
     ]
-    return ", ".join([gains[0], gains[-1]]) if len(gains) > 1 else ""
+    if len(pairs) < 2:
+        return []
+    (gain, load, rate), (last_gain, last_load, last_rate) = pairs[0], pairs[-1]
+    return [
+        f"{gain} as fast as {slowest} with {load} and {last_gain} with {last_load}",
+        f", decoding {rate} and {last_rate} tokens/s",
+    ]
 
 
 def _generation_sentence(records: Records) -> str:
@@ -213,14 +230,14 @@ def _generation_sentence(records: Records) -> str:
         f"{r['decode_tokens_per_s'] or 0:,.1f} tokens/s{f' with {name}' * bool(name)}"
         for r, name in zip(records, names, strict=True)
     ]
-    server = _server_words(first)
-    if names[0].startswith(first["model"]):
-        server = server.partition(" on ")[2]
-    elif first["gpu"] in names[0]:
-        server = first["model"]
+    model, _, gpus = _server_words(first).partition(" on ")
+    words = [] if names[0].startswith(model) else [model]
+    if first["gpu"] not in names[0]:
+        words.append(gpus)
+    subject = f"{' on '.join(words)} generates" if words else "Decoding reaches"
     misfit = ", but it does not fit" * (first.get("fits") is False)
-    work = f"generates {_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
-    return answer_sentence(f"{server} {work}{misfit}", "; TTFT is unknown")
+    work = f"{_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
+    return answer_sentence(f"{subject} {work}{misfit}", "; TTFT is unknown")
 
 
 def _bound_clauses(records: Records, best: Record) -> list[str]:
@@ -257,8 +274,8 @@ SERVE = columns(
     hidden="gpus draft num_speculative_tokens",
 )
 SERVER_LIMITS = (
-    "max_num_seqs {max_num_seqs:,}, max_num_batched_tokens {max_num_batched_tokens:,}; KV cache "
-    "budget {kv_budget_bytes:,} bytes per GPU; gpus {gpus}, seed {seed}"
+    "max_num_seqs {max_num_seqs:,}, "
+    "max_num_batched_tokens {max_num_batched_tokens:,}, seed {seed}"
 )
 # ratio of two rates that count as equal: simulated capacities vary by up to 10 %
 EQUAL_RATE_RATIO = 1.1
@@ -285,6 +302,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         *pass_details(rows),
         *_per_server(rows, _accuracy),
         *_per_server(rows, SERVER_LIMITS.format_map),
+        *_per_server(rows, _budget),
         *_per_server(rows, _disaggregated),
     ]
     # so that requests/s is lower than the rate, even if the server keeps up with it
@@ -398,6 +416,11 @@ def _server_name(record: Record, records: Records) -> str:
     same = equal_records(records, record, "model", "gpu")
     name = sides(same, keys).names[same.index(record)]
     return f"{_server_words(record)} with {name}" if name else _server_words(record)
+
+
+def _budget(record: Record) -> str:
+    """Return the memory of the KV cache in words."""
+    return f"KV cache budget: {format_bytes(record['kv_budget_bytes'])} per GPU"
 
 
 def _accuracy(record: Record) -> str:

@@ -256,6 +256,16 @@ def distinct_values(records: Records, key: str) -> list[str]:
     return list(dict.fromkeys(r[key] for r in records if r.get(key)))
 
 
+def has_different_values(records: Records, key: str) -> bool:
+    """Return whether the records have more than one value of a key.
+
+    Args:
+        records: The records, all with this key.
+        key: The JSON key.
+    """
+    return len({r[key] for r in records}) > 1
+
+
 def records_that_fit(records: Records) -> list[Record]:
     """Return the records without those whose batch does not fit in GPU memory.
 
