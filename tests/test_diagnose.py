@@ -200,7 +200,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),
         ("Not enough memory. Please try to increase --mem-fraction-static.", "--gpu h100 --model llama-3.3-70b --tp 2", "nothing is left for the KV cache;", "--mem-fraction-static 0.97`"),
         ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "", "no size of the KV cache; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
-        (RUNNING, "", "The engine runs 36 requests, 84 wait; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
+        (RUNNING, "", "The engine has 36 running and 84 waiting requests; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "KV cache fit 4 users of 4,096 tokens", "4 by the log"),

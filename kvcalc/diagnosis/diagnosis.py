@@ -123,7 +123,9 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
     command = _with_ranks(boot, command, gpu)
     predicted = fit(command.deployment(gpu), command.options)
     if boot.engine == "llama.cpp" and "cache" in boot.figures and "max_model_len" not in values:
-        values["max_model_len"] = predicted.plan.tokens(boot.size("cache"), predicted.length)
+        tokens = predicted.plan.tokens(boot.size("cache"), predicted.length)
+        length = tokens // (values.get("max_num_seqs") or 1)
+        values["max_model_len"] = min(length, predicted.model.max_context or length)
         predicted = fit(command.deployment(gpu), command.options)
     if "cache" not in boot.figures and (cache_bytes := _cache_bytes(boot, predicted)):
         boot.figures["cache"] = boot.figures["computed_cache"] = cache_bytes

@@ -136,7 +136,8 @@ PATTERNS = {
         out of memory occurred when warming up sampler(?P<outside_share>)
         out of memory occurred when warming up sampler with <dummy_requests> dummy requests
         Waiting: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
-        Running: <running> reqs, Waiting: <waiting> reqs, GPU KV cache usage: (?:9\d|100)
+        Running: <running> reqs, Waiting: (?=[1-9])<waiting> reqs, GPU KV cache usage: \
+            (?:9\d|100)
         Pending: [1-9]\d{0,9} reqs, GPU KV cache usage: (?:9\d|100)(?P<is_full>)
         is preempted.{0,80}not enough KV cache space(?P<is_full>)
         LLM engine with config: (?P<config>.*)
@@ -308,6 +309,12 @@ class Boot(msgspec.Struct):
     has_draft: bool = False
     start_lines: set[str] = set()
 
+    @property
+    def cache_bytes(self) -> int:
+        """Return the logged bytes of the KV cache: the sum of llama.cpp's GPUs, or of one GPU."""
+        caches = [size for (item, _), size in self.buffers.items() if item == "cache"]
+        return sum(caches) or self.size("cache")
+
     def size(self, name: str) -> int:
         """Return the logged bytes of a memory item on one GPU; 0 if the log states none.
 
@@ -398,6 +405,7 @@ FLAG_NUMBERS = """
 """
 FLAG_TEXTS = "cache_type_k cache_type_v flash_attn kv_unified"
 FLAG_VALUES = {"true": True, "false": False, "0": "off", "disabled": "off"}
+LAST_COUNTS = ("running", "waiting")  # of the last message about a full cache
 COUNTS = "tokens full_tokens longest blocks dummy_requests running waiting"
 HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 
@@ -579,7 +587,8 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
         boot.concurrency = value
     elif name in COUNTS.split():
         if value >= 0:
-            boot.counts[name] = least(int(value), boot.counts.get(name, int(value)))
+            earlier = value if name in LAST_COUNTS else boot.counts.get(name, value)
+            boot.counts[name] = int(least(value, earlier))
     elif name in FLAG_NUMBERS.split():
         if value >= 0:
             boot.flags[name] = value if value < 1 else int(value)

@@ -42,7 +42,7 @@ OUTCOMES = """
     : The engine started: its KV cache stores {tokens:,} tokens.
     : The engine started: its KV cache stores {cells:,} tokens in {cache}.
     : The engine started with {cache} of KV cache.
-    : The engine runs {running} requests, {waiting} wait.
+    : The engine has {running} running and {waiting} waiting requests.
     : The engine started, the log has no size of the KV cache.
     occupied: Failed: the engine needs {desired_share}, {free} are free, {in_use} were in use \
         before.
@@ -445,8 +445,7 @@ def summarize_log(
     with suppress(UserError):  # none or several GPUs have this memory
         if gpu or boot.gpu or boot.memory:
             gpu_name = gpu or find_gpu(boot)[0].name
-    caches = [size for (item, _), size in boot.buffers.items() if item == "cache"]
-    known = {"memory": boot.memory, "cache": sum(caches) or boot.size("cache")}
+    known = {"memory": boot.memory, "cache": boot.cache_bytes}
     sizes = known | boot.figures
     outcome = choose_sentence(OUTCOMES, boot, known)
     logged_context = int(boot.flags.get("max_model_len", 0))
@@ -456,7 +455,9 @@ def summarize_log(
     is_hybrid = boot.concurrency * logged_context > 1.02 * tokens
     if context and tokens and not boot.failure and (is_stated or not is_hybrid):
         count = int(boot.concurrency) if is_stated else tokens // context
-        outcome = f"{outcome[:-1]}, enough for {_users(boot, count, context, users, context)}."
+        maximum = logged_context or context
+        enough = _users(boot, count, context, max(1, users), maximum)
+        outcome = f"{outcome[:-1]}, enough for {enough}."
     return DiagnosisSummary(
         boot=boot,
         model=printable(model or boot.model, 80),
@@ -602,9 +603,9 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
         )
     users = _users(boot, sequences, tokens, count, predicted.length)
-    size = (  # the caches of llama.cpp's GPUs are added
+    size = (
         f"{'about ' * ('computed_cache' in boot.figures)}"
-        f"{format_bytes(boot.size('cache'))} of KV cache"
+        f"{format_bytes(boot.cache_bytes)} of KV cache"
         f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit"
     )
     return f"The engine started: {size} {users}."
@@ -612,12 +613,15 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
 
 def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> str:
     """Return a number of users as text, with the required number if it is larger, or with the
-    engine's maximum length."""
-    end = ""
+    engine's maximum length or number."""
+    end, limit = "", boot.flags.get("max_num_seqs", 0)
     if required > count:
         end = f", not {required:,}"
     elif tokens > maximum:
         end = f", above the engine's maximum of {maximum:,}"
+    elif 0 < limit < count:
+        end = f", but the engine runs at most {limit:,}"
     elif not boot.is_full:
-        end = f"{', or more with shorter requests' * (boot.engine != 'llama.cpp')}; others wait"
+        can_fit_more = boot.engine != "llama.cpp" and limit != count
+        end = f"{', or more with shorter requests' * can_fit_more}; others wait"
     return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{end}"
