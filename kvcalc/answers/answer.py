@@ -204,6 +204,10 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         figure: Figure = figure_of(charts, style)
         return figure
 
+    def _main_tables(self) -> "list[Table]":
+        """Return the tables without those that only `--verbose` prints."""
+        return [table for table in self._tables() if not table.is_detail]
+
     def _explanation(self) -> str:
         """Return the figures as formulas with their numbers."""
         from kvcalc.report.explain import explain_table
@@ -215,7 +219,7 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
     def _repr_html_(self) -> str:
         from kvcalc.report.text.table_layout import table_html
 
-        return "".join(table_html(table) for table in self._tables())
+        return "".join(map(table_html, self._main_tables()))
 
     def __getattr__(self, name: str) -> Any:
         record = self._records[self._main]
@@ -242,4 +246,4 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         ]
 
     def __repr__(self) -> str:
-        return "\n".join(map(str, self._tables())).rstrip("\n")
+        return "\n".join(map(str, self._main_tables())).rstrip("\n")

@@ -223,7 +223,8 @@ def _parse_flags(
                 f"Write it before --: `kvcalc fit --gpu h100 -- {example} …`",
             )
         flag = flags.get(name)
-        if not flag and name.startswith("--"):  # argparse accepts the start of one flag's name
+        # argparse accepts the start of one flag's name
+        if not flag and name.startswith("--") and dialect.engine in ("vllm", "sglang"):
             longer = {flags[text] for text in flags if text.startswith(name)}
             flag = longer.pop() if len(longer) == 1 else None
         if flag and keys and (flag.name not in MAPPINGS or keys.count(".") > 1):

@@ -163,13 +163,14 @@ def _with_preset(
     if not error.read_as:
         raise error
     name, same = error.read_as
-    places = [key for key, value in typed.items() if value == [name]]
+    places = {key: value for key, value in typed.items() if value in (name, [name])}
     stored = same.quantization or same.dtype
     formats = {"quantization" if same.quantization else "dtype": stored or "auto"}
     if not (places and formats.keys() <= {p.name for p in parameters} - typed.keys()):
         raise error
     print(f"note: {error.what}; read as {same.name} {stored}".rstrip(), file=sys.stderr)
-    return typed | formats | {key: [same.name] for key in places}
+    names = {k: [same.name] if isinstance(v, list) else same.name for k, v in places.items()}
+    return typed | formats | names
 
 
 def _check_outputs(parameters: list[Parameter], typed: Mapping[str, Any]) -> None:

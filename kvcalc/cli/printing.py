@@ -42,14 +42,10 @@ def print_answer(answer: Answer, output: Printing) -> int:
         from kvcalc.report.text.tables import show
 
         check_number("rows of a table", MAX_TABLE_ROWS, answer._records)
-        tables = answer._tables()
+        tables = answer._tables() if output.verbose else answer._main_tables()
         check_number("tables", MAX_TABLES, tables)
         show(
-            [
-                replace(table, wide=output.wide, verbose=output.verbose)
-                for table in tables
-                if output.verbose or not table.is_detail
-            ],
+            [replace(table, wide=output.wide, verbose=output.verbose) for table in tables],
             output.format == "markdown",
         )
     return answer._status

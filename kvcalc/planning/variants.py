@@ -304,7 +304,7 @@ def _check_step(text: str, step: str, steps: Mapping[str, str]) -> None:
     name, _, value = step.partition(":")
     forms = f"Known forms: {FORMS}"
     undone = [steps[other] for other in steps if other in REPLACED_STEPS]
-    if undone and name in REPLACING_STEPS.split():
+    if undone and name in ("full", "global", *REPLACING_STEPS.split()):
         raise UserError(
             f"variant {text!r}: {step} undoes {undone[0]}",
             f"Write {step} before it, or only one of them",

@@ -271,9 +271,11 @@ class KernelTimer(NamedTuple):
             return None
         tokens, length, is_decode = _decode_load(shape)
         load = self.parameters, tokens, length
-        us = entry.law.top_k_us(*load, shape.top_k)
-        if name == "indexer":
-            us = LAUNCH_US + entry.law.scores_us(*load, shape.index_width)
+        us = (
+            LAUNCH_US + entry.law.scores_us(*load, shape.index_width)
+            if name == "indexer"
+            else entry.law.top_k_us(*load, shape.top_k)
+        )
         return KernelTime(where(is_decode, us, math.nan), entry, is_measured)
 
     def _attention(self, operator: Operator, shape: AttentionShape) -> KernelTime | None:
@@ -359,9 +361,10 @@ class KernelTimer(NamedTuple):
         last tokens."""
         count, new, past, pairs = group
         cached, _ = cache_kind(shape.cached)
-        name = ("prefill_attention", f"bfloat16/{cached}")
-        entry = self.calibration.find_entry(
-            *name if shape.kv_heads else ("mla_prefill", cached)
+        entry = (
+            self.calibration.find_entry("prefill_attention", f"bfloat16/{cached}")
+            if shape.kv_heads
+            else self.calibration.find_entry("mla_prefill", cached)
         )
         if not entry:
             return None
