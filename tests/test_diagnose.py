@@ -144,6 +144,7 @@ SAMPLER = "RuntimeError: CUDA out of memory occurred when warming up sampler wit
 H100, L4 = "--gpu h100 --model {} --context {}", "--gpu l4 --model llama-3.1-8b --context {}"
 HYBRID = "INFO GPU KV cache size: 290,864 tokens\nINFO Maximum concurrency for 32,768 tokens per request: 33.04x\n"
 PAGED = "[TensorRT-LLM][INFO] [MemUsageChange] Allocated {} GiB for max tokens in paged KV cache ({}).\n"
+TOO_LONG = "max seq len (131072), 16.00 GiB KV cache is needed, which is larger than the available KV cache memory (5.40 GiB)"
 RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
 
 
@@ -200,8 +201,11 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         ("allocating 4608.00 MiB on device 0: cudaMalloc failed: out of memory", "", "4.50 GiB of memory did not fit;", "smaller weights"),
         ("Not enough memory. Please try to increase --mem-fraction-static.", "--gpu h100 --model llama-3.3-70b --tp 2", "nothing is left for the KV cache;", "--mem-fraction-static 0.97`"),
         ("KV cache pool is full. Retract requests. #retracted_reqs: 1", "", "no size of the KV cache; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
-        (RUNNING, "", "The engine has 36 running and 84 waiting requests; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
+        (f"{RUNNING}\n{RUNNING.replace('36', '50').replace('84', '0')}", "", "The engine has 36 running and 84 waiting requests; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
+        (TWO_GPUS, H100.format("llama-3.1-8b", "8k"), "The engine started: 1.33 GiB of KV cache fit", "cache"),
+        # 131,072 · 5.4 / 16 are 44,236 tokens
+        (TOO_LONG, "", "5.40 GiB are left for about 43,792 tokens; try `--max-model-len 43792`", "the log names no model"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "KV cache fit 4 users of 4,096 tokens", "4 by the log"),
         (logs.V0_7_3.split("267] ")[3].partition("\n")[0], L4.format("4k"), "2.39 GiB of KV cache fit 4 users of 4,096 tokens", "4 by the log"),

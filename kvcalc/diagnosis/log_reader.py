@@ -661,6 +661,8 @@ def _complete_figures(boot: Boot) -> None:
     states. For llama.cpp, the device with the most memory in use counts, and old releases log the
     tokens of the cache only as `n_ctx`. A cache of negative size is a failed start. vLLM and SGLang
     allocate nothing in their share after the cache, so a later allocation fails outside the share.
+    If the longest request does not fit, the estimated length is 1% below the ratio of the logged
+    sizes, because the log rounds them.
     """
     if boot.version.startswith(V0_RELEASES):
         boot.is_v0 = True
@@ -687,6 +689,9 @@ def _complete_figures(boot: Boot) -> None:
         figures[item] = max(size, figures.get(item, 0))
     if "cells" in boot.flags and not boot.failure:
         boot.counts.setdefault("cells", boot.flags["cells"])
+    length, needed = boot.flags.get("max_model_len", 0), boot.size("needed")
+    if boot.failure == "too_long" and needed and length:
+        boot.counts["estimate"] = int(0.99 * length * boot.size("cache") / needed) // 16 * 16
     has_cache = "cache" in figures or "tokens" in boot.counts
     if boot.failure == "out_of_memory" and has_cache and boot.engine != "llama.cpp":
         boot.failure = "outside_share"

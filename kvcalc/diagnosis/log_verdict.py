@@ -48,7 +48,8 @@ OUTCOMES = """
         before.
     too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left for \
         {longest:,} tokens.
-    too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left.
+    too_long: Failed: {max_model_len:,} tokens need {needed} of KV cache, {cache} are left for \
+        about {estimate:,} tokens.
     too_long: Failed: one request needs {max_model_len:,} tokens of KV cache, {longest:,} are left.
     too_long: Failed: one request of the maximum length does not fit.
     no_blocks: Failed: {allocation} of KV cache did not fit on a GPU of {memory}.
@@ -70,6 +71,7 @@ OUTCOMES = """
 # What helps if nothing is predicted.
 REMEDIES = """
     too_long: It fits with `--max-model-len {longest}` or a larger `--gpu-memory-utilization`.
+    too_long: Try `--max-model-len {estimate}` or a larger `--gpu-memory-utilization`.
     too_long: Use a smaller `--max-model-len` or a larger `--gpu-memory-utilization`.
     occupied: Stop other processes or use a smaller share.
     no_blocks: Use a shorter context or smaller weights or more GPUs or a larger share of memory.
