@@ -1,5 +1,4 @@
-"""Run the notebook of the documents without Jupyter: each code cell in one namespace, with its printed and
-displayed outputs."""
+"""Run the notebook of the documents without Jupyter: each code cell in one namespace, with its printed and displayed outputs."""
 
 import ast
 import base64

@@ -1,5 +1,4 @@
-"""Invalid arguments of the Python API give a UserError that names the problem, without an internal traceback. Methods of
-answers."""
+"""Invalid arguments of the Python API give a UserError that names the problem, without a traceback. Methods of answers."""
 
 import sys
 from collections.abc import Callable

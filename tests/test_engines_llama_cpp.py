@@ -168,8 +168,7 @@ def test_layers_on_the_gpu_of_two_kinds() -> None:
 
 
 def test_experts_on_the_cpu() -> None:
-    """mixtral-8x7b: 8 experts of 3 · 4096 · 14,336 in bf16 per layer, of the first three or all 32 layers. The cache is
-    unchanged."""
+    """mixtral-8x7b: 8 experts of 3 · 4096 · 14,336 in bf16 per layer, of three or all 32 layers. The cache is unchanged."""
     layer, table = 2 * 8 * 3 * 4096 * 14_336, 2 * 32_000 * 4096
     model = load_model("mixtral-8x7b")
     plain = fitted(model, "llama.cpp", max_model_len=4096)

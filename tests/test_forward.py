@@ -1,5 +1,4 @@
-"""Passes over all kinds of batches: mixed, chunked, padded, with drafts; experts; several GPUs; all kinds of attention;
-formats."""
+"""Passes over all kinds of batches: mixed, chunked, padded, drafted; experts; several GPUs; all kinds of attention; formats."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,4 @@
-"""Help: examples that run, the most important options, names that are not divided in 80 columns, and output without
-arguments."""
+"""Help: examples that run, the most important options, names that are not divided in 80 columns, and output without arguments."""
 
 import re
 from pathlib import Path

@@ -268,8 +268,7 @@ def test_rwkv7() -> None:
 
 
 def test_wrappers_leave_the_text_part_to_its_class() -> None:
-    """Qwen2-Audio: Qwen2's defaults (width 4,096, 32 layers, MHA) with 156,032 rows. LLaVA 1.5: Llama's defaults with 32,064
-    rows."""
+    """Qwen2-Audio: Qwen2's defaults (width 4,096, 32 layers, MHA), 156,032 rows. LLaVA 1.5: Llama's defaults, 32,064 rows."""
     qwen2 = {"model_type": "qwen2", "vocab_size": 156032, "intermediate_size": 11008}
     audio = {"model_type": "qwen2_audio", "text_config": qwen2}
     assert model_from(audio, "config.json", "x").parameters == 7_754_878_976

@@ -1,5 +1,4 @@
-"""The wheel contains the presets, and they are found in an installation, a checkout and an editable installation. Starting
-is fast."""
+"""The wheel contains the presets. They are found in an installation, a checkout and an editable installation. It starts fast."""
 
 import json
 import os

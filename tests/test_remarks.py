@@ -1,5 +1,4 @@
-"""Notes on stderr: each note occurs once, for all models and GPUs to which it applies. Lists in options that once took one
-value."""
+"""Notes on stderr: each occurs once, for all models and GPUs to which it applies. Lists in options that once took one value."""
 
 from conftest import Run
 

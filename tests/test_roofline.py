@@ -1,5 +1,4 @@
-"""Operators on a GPU's roofline: bounds and times by hand, intensities, golden decode steps, compute-bound batch sizes, the
-command."""
+"""Operators on a GPU's roofline: bounds and times by hand, intensities, decode steps, compute-bound batches, the command."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""The work for a request is bounded: sizes have a stated limit, or a larger size costs no more. Streams are
-never stored whole."""
+"""The work for a request is bounded: sizes have a stated limit, or a larger size costs no more. Streams are not stored."""
 
 from collections.abc import Iterator
 from itertools import islice

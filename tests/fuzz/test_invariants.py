@@ -1,5 +1,4 @@
-"""Figures of different answers agree for random requests: a figure used as input of another command, and the
-output formats."""
+"""Figures of different answers agree for random requests: a figure used as input of another command, and the output formats."""
 
 import csv
 import io

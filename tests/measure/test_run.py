@@ -1,5 +1,4 @@
-"""Records of measurements, their predictions, bytes and errors. Ceilings are invented, so the results do not
-depend on the machine."""
+"""Records of measurements, their predictions, bytes and errors. Ceilings are invented, so no result depends on the machine."""
 
 import csv
 import io

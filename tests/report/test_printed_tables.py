@@ -75,8 +75,7 @@ def unmarked(cell: str, heading: str, key: str, record: dict[str, Any]) -> str:
 
 
 def assert_read_back(kvcalc: Run, line: str, first: str, contract: Contract, needed: str) -> str:
-    """Compare a command's table with its records: complete, in 100 characters and as Markdown. Return the output
-    in 100 characters."""
+    """Compare a command's table with its records: complete, in 100 characters and as Markdown. Return the narrower output."""
     records = with_steps(kvcalc(f"{line} --format json").records)
     wide, narrow, marked = (kvcalc(f"{line} {more}").out for more in ("--wide", "", "--wide --format markdown"))
     check(table(wide, first), records, contract, needed)

@@ -1,5 +1,4 @@
-"""Clients of a server: closed loops by hand, prefix caches by hand, the highest rate that meets goals, and
-interruptions."""
+"""Clients of a server: closed loops by hand, prefix caches by hand, the highest rate that meets goals, and interruptions."""
 
 import json
 from contextlib import nullcontext

@@ -1,5 +1,4 @@
-"""The event-by-event scheduler: compared with a scheduler pass by pass, engines' orders by hand, and tables
-against whole passes."""
+"""The event-by-event scheduler: against a scheduler pass by pass, engines' orders by hand, and tables against whole passes."""
 
 import numpy as np
 import pytest
