@@ -9,8 +9,10 @@ int8.
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
 from kvcalc.errors import UserError
@@ -23,9 +25,6 @@ from kvcalc.storage.formats import FORMATS, cache_dtypes, canonical
 from kvcalc.storage.quantization import LOSSES, Score, cache_family, load_weight_format, loss_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import parse_tokens
-
-GQA = "GQA, arXiv 2305.13245"
-V2 = "DeepSeek-V2, arXiv 2405.04434"
 
 
 def _stored_formats(model: Model, precision: Precision) -> tuple[str, str]:
@@ -94,7 +93,7 @@ def _weight_bits(name: str) -> float:
         return 4
 
 
-class Quality(NamedTuple):
+class Quality(msgspec.Struct, frozen=True):
     """Published findings on the model quality of an attention variant, such as MQA or a window.
 
     Attributes:
@@ -111,54 +110,12 @@ class Quality(NamedTuple):
     scores: Sequence[Score] = ()
 
 
-QUALITY = {
-    "mha": Quality("full", f"the reference: 'strong' ({V2}, Table 1)", "memory"),
-    "mqa": Quality(
-        "shared",
-        f"'weak' ({V2}, Table 1); quality loss and instability ({GQA}, abstract and App. A), "
-        f"46.6 against 47.2 in the mean of 7 tasks, T5-XXL uptrained ({GQA}, Table 1), "
-        f"37.9 against 45.2 in MMLU, 7B from scratch ({V2}, Table 8)",
-        "quality",
-    ),
-    "gqa": Quality(
-        "grouped",
-        f"'moderate' ({V2}, Table 1); close to MHA after uptraining ({GQA}, abstract); with 8 "
-        f"KV heads, 47.1 against 47.2 in the mean of 7 tasks, T5-XXL uptrained ({GQA}, Table 1), "
-        f"41.2 against 45.2 in MMLU, 7B from scratch ({V2}, Table 8)",
-        "some of both",
-    ),
-    "mla": Quality(
-        "full",
-        f"'stronger' than MHA in its authors' ablations ({V2}, Table 1), "
-        "50 against 48.7 in MMLU, a MoE of 16B, "
-        f"59 against 57.5 in MMLU, a MoE of 250B ({V2}, Table 9)",
-        "FLOPs in decode",
-    ),
-    "dsa": Quality(
-        "full",
-        "on par with V3.1-Terminus on public benchmarks (DeepSeek-V3.2-Exp report)",
-        "an indexer, more stored",
-    ),
-    "window": Quality(
-        "as before",
-        "reach grows by layers: W·L tokens (Mistral 7B, arXiv 2310.06825, §2)",
-        "exact recall beyond W",
-    ),
-    "cla": Quality(
-        "as before",
-        "nearly MQA's accuracy at half its cache for 2 layers (arXiv 2405.12981, abstract)",
-        "layer diversity",
-    ),
-    "evict": Quality(
-        "as before",
-        "heavy hitters hold most attention; 20 % kept in its tests (H2O, arXiv 2306.14048)",
-        "evicted tokens",
-    ),
-}
-for (_content, _family), _loss in LOSSES.items():
-    if _content == "cache":
-        _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
-        QUALITY[_family] = Quality("as before", _note, "precision", _loss.scores)
+QUALITY = msgspec.json.decode(
+    Path(__file__).with_name("quality.json").read_bytes(), type=dict[str, Quality]
+)
+for _family, _loss in LOSSES["cache"].items():
+    _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
+    QUALITY[_family] = Quality("as before", _note, "precision", _loss.scores)
 REPLACING_STEPS = "mha gqa mqa mla dsa"  # steps that replace the whole attention
 # the variant by its name in a model's attention
 OWN_NAMES = {name.upper(): name for name in REPLACING_STEPS.split()} | {

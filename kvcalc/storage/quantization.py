@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import NamedTuple
+from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
@@ -321,12 +321,7 @@ def _covers(scheme: Quantization, name: str) -> bool:
     return not left_out and any(fnmatchcase(name, p) for p in scheme.covers)
 
 
-_LMDEPLOY = "LMDeploy's kv_quant.md"
-_SGLANG = "SGLang's quantized_kv_cache.md"
-_TRADE_OFFS = "the abstract of arXiv 2411.02355"
-
-
-class Score(NamedTuple):
+class Score(msgspec.Struct, frozen=True):
     """A published benchmark score of a model with quantised weights or cache, and the reference.
 
     The pair shows how much quality a storage format costs.
@@ -348,7 +343,7 @@ class Score(NamedTuple):
         return f"{self.value:g} against {self.full:g} in {self.noun}"
 
 
-class Loss(NamedTuple):
+class Loss(msgspec.Struct, frozen=True):
     """The published quality loss of storing weights or KV cache in one format.
 
     Attributes:
@@ -379,22 +374,11 @@ class Loss(NamedTuple):
         )
 
 
-_CHAT_7B = "MMLU, Llama-2-7B-chat", _LMDEPLOY
-_R1 = "AIME25, DeepSeek-R1", _SGLANG
-# By what is stored and its format. Abstracts, pages and their tables as they stood on 2026-11-22.
-LOSSES = {
-    ("weights", "fp8"): Loss("effectively lossless for Llama-3.1 of all sizes", _TRADE_OFFS),
-    ("weights", "int8"): Loss("1–3 % lower accuracy of Llama-3.1 of all sizes", _TRADE_OFFS),
-    ("weights", "int4"): Loss("rivals 8-bit weights for Llama-3.1 of all sizes", _TRADE_OFFS),
-    ("cache", "fp8"): Loss(
-        "near the bf16 cache's accuracy on the models tried",
-        "vllm.ai/blog/fp8-kvcache",
-        (Score(0.4934, 0.5067, *_R1),),
-    ),
-    ("cache", "fp4"): Loss("varies with size and task", "", (Score(0.4, 0.5067, *_R1),)),
-    ("cache", "int8"): Loss("'almost lossless'", "", (Score(35.58, 35.64, *_CHAT_7B),)),
-    ("cache", "int4"): Loss("'slight loss'", "", (Score(34.79, 35.64, *_CHAT_7B),)),
-}
+# By what is stored (weights or cache) and its format. Abstracts, pages and their tables as they
+# stood on 2026-11-22.
+LOSSES = msgspec.json.decode(
+    Path(__file__).with_name("losses.json").read_bytes(), type=dict[str, dict[str, Loss]]
+)
 UNKNOWN_LOSS = "no published measurement of its quality is noted here"
 _SAME_LOSS = first_words("""
     int4  awq gptq int4_group32
@@ -435,4 +419,4 @@ def loss_of(part: str, format_: str) -> str:
     """
     plain = family(format_)
     like = cache_family(format_) if part == "cache" else _SAME_LOSS.get(plain, plain)
-    return str(LOSSES.get((part, like), UNKNOWN_LOSS))
+    return str(LOSSES[part].get(like, UNKNOWN_LOSS))
