@@ -13,9 +13,9 @@ from typing import Any
 from kvcalc.errors import UserError
 
 UNITS = {
-    "gib": (1024, ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")),
-    "si": (1000, ("kB", "MB", "GB", "TB", "PB", "EB")),
-    "bytes": (1, ()),
+    "gib": (1024, "KiB MiB GiB TiB PiB EiB"),
+    "si": (1000, "kB MB GB TB PB EB"),
+    "bytes": (1, ""),
 }
 _BYTE_UNITS = ContextVar("units of bytes", default="gib")
 MAX_TOKENS = 10**12  # longer contexts and larger batches than this are typing errors
@@ -165,7 +165,7 @@ def format_bytes(count: float, digits: int = 2) -> str:
     if not steps or count < base:
         return f"{count:,.0f} B"
     value, unit = float(count), ""
-    for step in steps:
+    for step in steps.split():
         value, unit = value / base, step
         if value < 999.995:
             break
@@ -181,8 +181,8 @@ def scale_of(count: float) -> tuple[int, str]:
         count: Number of bytes that selects the unit.
     """
     base, steps = UNITS[_BYTE_UNITS.get()]
-    name = format_bytes(count).rpartition(" ")[2]
-    return (base ** (steps.index(name) + 1), name) if name in steps else (1, "B")
+    name, names = format_bytes(count).rpartition(" ")[2], steps.split()
+    return (base ** (names.index(name) + 1), name) if name in names else (1, "B")
 
 
 def format_si(value: float, unit: str = "") -> str:

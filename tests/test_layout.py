@@ -129,12 +129,11 @@ def test_a_module_and_a_public_function_beside_it_never_share_a_name() -> None:
 
 
 def test_public_names_are_listed_alike() -> None:
-    """The names for type checkers, in `__all__` and for lazy imports are equal."""
-    tree = ast.parse(MODULES["__init__"].read_text(encoding="utf-8"))
-    seen = {name for name in imports("__init__") if name.startswith("kvcalc.")}
-    homes = {f"kvcalc.{home}.{name}" for home, *names in map(str.split, kvcalc._HOMES.strip().splitlines()) for name in names}
-    assert seen == homes
-    assert sorted(name.rpartition(".")[2] for name in homes) == kvcalc.__all__
+    """The names for type checkers and for lazy imports are equal."""
+    tree, stub = (ast.parse(MODULES["__init__"].with_suffix(end).read_text(encoding="utf-8")) for end in (".py", ".pyi"))
+    seen = {f"{n.module}.{a.name}" for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert seen == {f"kvcalc.{home}.{name}" for name, home in kvcalc._HOME_OF.items()}
+    assert sorted(n.value for n in ast.walk(stub) if isinstance(n, ast.Constant) and n.value in kvcalc._HOME_OF) == kvcalc.__all__
     assert not [n for n in tree.body if isinstance(n, ast.ImportFrom) and (n.module or "").startswith("kvcalc")], "loaded lazily"
 
 

@@ -141,9 +141,6 @@ def meaning(option: Parameter) -> str:
     return f"{text} [{default}]"
 
 
-SEPARATOR_HINT = (
-    "Put -- before an engine's command line: `kvcalc fit --gpu h100 -- llama-server -m FILE …`"
-)
 # If many commands have an option, suggest `fit` first.
 FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
 
@@ -175,7 +172,10 @@ def parser_message(error: Any, command: str) -> str:
         from kvcalc.capacity.command_line import is_command
 
         if command == "fit" and is_command(sys.argv[2:]):
-            return f"fit has no {typed}. {SEPARATOR_HINT}"
+            return (
+                f"fit has no {typed}. Put -- before an engine's command line: `kvcalc fit "
+                "--gpu h100 -- llama-server -m FILE …`"
+            )
         return f"{command} has no {typed}. {_suggestion(command, typed)}"
     missing = text.removeprefix("Missing argument '").rstrip("'.")
     if type(error).__name__ == "MissingParameter" and missing != text:

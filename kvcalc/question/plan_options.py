@@ -10,9 +10,8 @@ from kvcalc.question.options import MemoryShare, Prices, Question, Tokens
 from kvcalc.units import parse_seconds, parse_tokens
 
 # sequences per replica that are tried if the users do not determine them
-SEQUENCE_COUNTS = (
-    1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,
-)  # fmt: skip
+_COUNTS = "1 2 4 8 12 16 24 32 48 64 96 128 192 256 384 512 768 1024"
+SEQUENCE_COUNTS = [*map(int, _COUNTS.split())]
 
 
 class RequestLengths(msgspec.Struct, frozen=True):

@@ -3,16 +3,8 @@
 from typing import Any, NamedTuple
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish
-PALETTE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#7F7F7F",
-    "#B8A000",
-)
+_COLOURS = "#0072B2 #D55E00 #009E73 #CC79A7 #E69F00 #56B4E9 #7F7F7F #B8A000"
+PALETTE = _COLOURS.split()
 GREY = PALETTE.index("#7F7F7F")
 MARKERS = "os^DvPX<"
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")

@@ -133,13 +133,13 @@ def _pass_sentence(
     subject += f" with {name}" * bool(name)
     subject += f", batch {total['batch_size']:,} × {total['context']:,} tokens,"
     at_least = "at least " * (not total["time_s"])
-    time = kernel_seconds(total["time_s"] or total["roofline_s"])
+    time = total["time_s"] or total["roofline_s"]
     is_memory_bound = total["bound"] == "memory"
     cache = f", KV cache ≥ {kernel_seconds(total['cache_bytes'] / rate)}"
     cache *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
     clauses = [f"; FFNs become compute-bound at {ffn_size}"] if ffn_size else []
-    if not at_least and total["time_s"] > MAX_BOUND_RATIO * total["roofline_s"]:
+    if time > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
     elif limit and (cache or total["batch_size"] > 1 or not (is_memory_bound and clauses)):
         limit += f" at {_intensities([total])}"
@@ -148,7 +148,9 @@ def _pass_sentence(
     verb = "takes"
     if is_memory_bound and total["gpus"] == 1:
         verb = f"moves {format_si(total['bytes'], 'B')} in"
-    return answer_sentence(f"{subject} {verb} {at_least}{time}", limit, cache, *clauses)
+    return answer_sentence(
+        f"{subject} {verb} {at_least}{kernel_seconds(time)}", limit, cache, *clauses
+    )
 
 
 def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
@@ -167,18 +169,16 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
     if len(distinct_values(totals, "batch_size")) == 1:
         limit += f" at {_intensities(totals)}"
     at_least = "at least " * (comparable[0]["time_s"] is None)
-    ends = dict.fromkeys(choose(times) for choose in (min, max))
-    servers = [names[times.index(time)].replace(", ", " and ") for time in ends]
     spans = [
-        f"{kernel_seconds(time)}{f' with {name}' * bool(name)}"
-        for time, name in zip(ends, servers, strict=True)
+        f"{kernel_seconds(t)} with {names[times.index(t)].replace(', ', ' and ')}"
+        for t in dict.fromkeys((min(times), max(times)))
     ]
     model, *other_models = distinct_values(totals, "model")
     subject = PHASES[totals[0]["phase"]] + f" of {model}" * (not other_models)
     ffn_size, *others = ffn_sizes
     ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size and not others else ""
     return answer_sentence(
-        f"A {subject} takes {at_least}{', and '.join(spans)}",
+        f"A {subject} takes {at_least}{', and '.join(spans).removesuffix(' with ')}",
         limit,
         ffn,
     )

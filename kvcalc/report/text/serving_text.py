@@ -6,7 +6,14 @@ from msgspec.structs import replace
 
 from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
-from kvcalc.report.row_names import DEPLOYMENT, SERVER, WORDING, equal_records, sides
+from kvcalc.report.row_names import (
+    DEPLOYMENT,
+    SERVER,
+    WORDING,
+    equal_records,
+    sides,
+    texts_by_name,
+)
 from kvcalc.report.text.fit_text import placement_lines
 from kvcalc.report.text.table_layout import Table
 from kvcalc.report.text.tables import (
@@ -68,11 +75,11 @@ SPECULATION = (
 )
 
 
-LOAD_WORDING = {
-    "batch_size": "batch {:,}",
-    "input_len": "{:,} input tokens",
-    "output_len": "{:,} output tokens",
-}
+LOAD_WORDING = texts_by_name("""
+    batch_size: batch {:,}
+    input_len: {:,} input tokens
+    output_len: {:,} output tokens
+""")
 
 
 def latency_tables(records: Records) -> list[Table]:
@@ -230,11 +237,7 @@ def _generation_sentence(records: Records) -> str:
         f"{r['decode_tokens_per_s'] or 0:,.1f} tokens/s{f' with {name}' * bool(name)}"
         for r, name in zip(records, names, strict=True)
     ]
-    model, _, gpus = _server_words(first).partition(" on ")
-    words = [] if names[0].startswith(model) else [model]
-    if first["gpu"] not in names[0]:
-        words.append(gpus)
-    subject = f"{' on '.join(words)} generates" if words else "Decoding reaches"
+    subject = "Decoding reaches" if names[0] else f"{_server_words(first)} generates"
     misfit = ", but it does not fit" * (first.get("fits") is False)
     work = f"{_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
     return answer_sentence(f"{subject} {work}{misfit}", "; TTFT is unknown")
