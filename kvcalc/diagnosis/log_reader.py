@@ -689,9 +689,9 @@ def _complete_figures(boot: Boot) -> None:
         figures[item] = max(size, figures.get(item, 0))
     if "cells" in boot.flags and not boot.failure:
         boot.counts.setdefault("cells", boot.flags["cells"])
-    length, needed = boot.flags.get("max_model_len", 0), boot.size("needed")
-    if boot.failure == "too_long" and needed and length:
-        boot.counts["estimate"] = int(0.99 * length * boot.size("cache") / needed) // 16 * 16
+    if boot.failure == "too_long" and (needed := boot.size("needed")):
+        length = 0.99 * boot.flags["max_model_len"] * boot.size("cache") / needed
+        boot.counts["estimate"] = int(length) // 16 * 16
     has_cache = "cache" in figures or "tokens" in boot.counts
     if boot.failure == "out_of_memory" and has_cache and boot.engine != "llama.cpp":
         boot.failure = "outside_share"

@@ -31,6 +31,7 @@ from kvcalc.capacity.suggested_fixes import (
 from kvcalc.diagnosis.diagnosis import BLOCK_TOKENS, ITEM_NAMES, Diagnosis, MemoryItem
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
+from kvcalc.library.load import load_gpu
 from kvcalc.question.fit_question import TypedWords
 from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.units import format_bytes
@@ -443,10 +444,10 @@ def summarize_log(
         users: Number of concurrent users that must fit; 0 for one.
         context: Tokens of each user's sequence; 0 for the start's max_model_len.
     """
-    gpu_name = gpu or printable(boot.gpu, 80)
+    gpu_name = load_gpu(gpu).name if gpu else printable(boot.gpu, 80)
     with suppress(UserError):  # none or several GPUs have this memory
-        if gpu or boot.gpu or boot.memory:
-            gpu_name = gpu or find_gpu(boot)[0].name
+        if not gpu and (boot.gpu or boot.memory):
+            gpu_name = find_gpu(boot)[0].name
     known = {"memory": boot.memory, "cache": boot.cache_bytes}
     sizes = known | boot.figures
     outcome = choose_sentence(OUTCOMES, boot, known)
@@ -604,13 +605,13 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
         return choose_sentence(
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
         )
-    users = _users(boot, sequences, tokens, count, predicted.length)
-    size = (
+    return (
+        f"The engine started: "
         f"{'about ' * ('computed_cache' in boot.figures)}"
         f"{format_bytes(boot.cache_bytes)} of KV cache"
-        f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit"
+        f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit "
+        f"{_users(boot, sequences, tokens, count, predicted.length)}."
     )
-    return f"The engine started: {size} {users}."
 
 
 def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> str:
@@ -624,6 +625,8 @@ def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> 
     elif 0 < limit < count:
         end = f", but the engine runs at most {limit:,}"
     elif not boot.is_full:
-        can_fit_more = boot.engine != "llama.cpp" and limit != count
-        end = f"{', or more with shorter requests' * can_fit_more}; others wait"
+        end = (
+            f"{', or more with shorter requests' * (boot.engine != 'llama.cpp' and limit != count)}"
+            "; others wait"
+        )
     return f"{count:,} user{'s' * (count != 1)} of {tokens:,} tokens{end}"

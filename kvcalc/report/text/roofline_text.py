@@ -127,29 +127,30 @@ def _pass_sentence(
         ffn_size: Smallest batch or prompt with a compute-bound FFN.
     """
     stages, rate = deployment.parallelism.pp, deployment.gpu.bandwidth_bytes_per_s
+    gpus, is_memory_bound = total["gpus"], total["bound"] == "memory"
     subject = f"The slowest of {stages} stages in a " if stages > 1 else "A "
-    subject += f"{PHASES[total['phase']]} of {total['model']} on "
-    subject += f"{total['gpus']}× " * (total["gpus"] > 1) + total["gpu"]
-    subject += f" with {name}" * bool(name)
-    subject += f", batch {total['batch_size']:,} × {total['context']:,} tokens,"
+    subject += (
+        f"{PHASES[total['phase']]} of {total['model']} on "
+        f"{f'{gpus}× ' * (gpus > 1)}{total['gpu']}{f' with {name}' * bool(name)}"
+        f", batch {total['batch_size']:,} × {total['context']:,} tokens,"
+    )
     at_least = "at least " * (not total["time_s"])
     time = total["time_s"] or total["roofline_s"]
-    is_memory_bound = total["bound"] == "memory"
     cache = f", KV cache ≥ {kernel_seconds(total['cache_bytes'] / rate)}"
     cache *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
-    clauses = [f"; FFNs become compute-bound at {ffn_size}"] if ffn_size else []
+    ffn = f"; FFNs become compute-bound at {ffn_size}" * bool(ffn_size)
     if time > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
-    elif limit and (cache or total["batch_size"] > 1 or not (is_memory_bound and clauses)):
+    elif limit and (cache or total["batch_size"] > 1 or not (is_memory_bound and ffn)):
         limit += f" at {_intensities([total])}"
     if total["fits"] is False:
         limit = ", but exceeds GPU memory"
     verb = "takes"
-    if is_memory_bound and total["gpus"] == 1:
+    if is_memory_bound and gpus == 1:
         verb = f"moves {format_si(total['bytes'], 'B')} in"
     return answer_sentence(
-        f"{subject} {verb} {at_least}{kernel_seconds(time)}", limit, cache, *clauses
+        f"{subject} {verb} {at_least}{kernel_seconds(time)}", limit, cache, ffn
     )
 
 
@@ -176,7 +177,7 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
     model, *other_models = distinct_values(totals, "model")
     subject = PHASES[totals[0]["phase"]] + f" of {model}" * (not other_models)
     ffn_size, *others = ffn_sizes
-    ffn = f"; FFNs become compute-bound at {ffn_size}" if ffn_size and not others else ""
+    ffn = f"; FFNs become compute-bound at {ffn_size}" * bool(ffn_size and not others)
     return answer_sentence(
         f"A {subject} takes {at_least}{', and '.join(spans).removesuffix(' with ')}",
         limit,

@@ -106,6 +106,8 @@ def latency_tables(records: Records) -> list[Table]:
     )
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
+    if any(r.get("cost_per_million_tokens") for r in records):
+        notes.append("Costs include the time of the prompts.")
     details = [
         *short,
         *pass_details(records),
@@ -152,8 +154,8 @@ def _latency_sentence(records: Records) -> str:
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
-    work = f"{requests}{best['input_len']:,} input + "
-    work += plural(best["output_len"], "output token")
+    output = plural(best["output_len"], "output token")
+    work = f"{requests}{best['input_len']:,} input + {output}"
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     drafted = _draft_clauses(
@@ -201,9 +203,9 @@ def _draft_clauses(records: Records) -> list[str]:
     if not records:
         return []
     top = min(records, key=lambda r: r["speculative_e2e_s"])
-    time = f"{_bound_words(top)[0]}{seconds(top['speculative_e2e_s'])}"
     return [
-        f", and {time} with draft {top['draft']}",
+        f", and {_bound_words(top)[0]}{seconds(top['speculative_e2e_s'])} with draft "
+        f"{top['draft']}",
         f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
         f" if {top['acceptance_rate']:.0%} are accepted",
     ]
@@ -239,8 +241,11 @@ def _generation_sentence(records: Records) -> str:
     ]
     subject = "Decoding reaches" if names[0] else f"{_server_words(first)} generates"
     misfit = ", but it does not fit" * (first.get("fits") is False)
-    work = f"{_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
-    return answer_sentence(f"{subject} {work}{misfit}", "; TTFT is unknown")
+    return answer_sentence(
+        f"{subject} {_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
+        f"{misfit}",
+        "; TTFT is unknown",
+    )
 
 
 def _bound_clauses(records: Records, best: Record) -> list[str]:
@@ -486,14 +491,18 @@ def _served(records: Records) -> str:
         clauses = [f", and {figures[1]} {_load(last)}"]
         costs = [r["cost_per_million_tokens"] for r in (best, last)]
         if all(costs):
-            span = f"{at_least}{max(costs):,.2f} to {min(costs):,.2f}"
-            clauses.append(f", costing {span} per million output tokens")
+            clauses.append(
+                f", costing {at_least}{max(costs):,.2f} to {min(costs):,.2f} per million output "
+                "tokens"
+            )
     else:
-        start = "".join([f"{server} {_throughput(best)}", *_cost_clauses(best, equal)])
+        start = f"{server} {_throughput(best)}{''.join(_cost_clauses(best, equal))}"
         clauses = [f", {ratio(factor)} {faster} {names[-1]}"] * (is_best and bool(names[-1]))
         if is_best and not names[-1]:  # without prefix hits, for example
-            ttfts = [seconds(r["ttft_p50_s"]) for r in (best, ranked[-1])]
-            clauses = [f", with TTFT p50 {ttfts[0]} instead of {ttfts[1]}"]
+            clauses = [
+                f", with TTFT p50 {seconds(best['ttft_p50_s'])} instead of "
+                f"{seconds(ranked[-1]['ttft_p50_s'])}"
+            ]
         if goals:
             share = f"{at_most}{best['slo_attainment']:.1%} of"
             if best["slo_attainment"] == 1 and not at_most:
@@ -501,8 +510,10 @@ def _served(records: Records) -> str:
             clauses.append(f", and {share} requests meet the targets")
         # if the queue grows, or all requests arrive together, TTFT is only their queue
         if best["max_concurrency"] or best["diverges"] is False:
-            p50, p99 = (seconds(best[f"ttft_{name}_s"]) for name in ("p50", "p99"))
-            clauses.append(f", with TTFT p50 {at_least}{p50} and p99 {at_least}{p99}")
+            clauses.append(
+                f", with TTFT p50 {at_least}{seconds(best['ttft_p50_s'])} and p99 "
+                f"{at_least}{seconds(best['ttft_p99_s'])}"
+            )
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
     return answer_sentence(start, *clauses)
