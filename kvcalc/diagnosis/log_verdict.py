@@ -606,8 +606,7 @@ def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> s
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
         )
     return (
-        f"The engine started: "
-        f"{'about ' * ('computed_cache' in boot.figures)}"
+        f"The engine started: {'about ' * ('computed_cache' in boot.figures)}"
         f"{format_bytes(boot.cache_bytes)} of KV cache"
         f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit "
         f"{_users(boot, sequences, tokens, count, predicted.length)}."

@@ -114,8 +114,12 @@ QUALITY = msgspec.json.decode(
     Path(__file__).with_name("quality.json").read_bytes(), type=dict[str, Quality]
 )
 for _family, _loss in LOSSES["cache"].items():
-    _note = f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})"
-    QUALITY[_family] = Quality("as before", _note, "precision", _loss.scores)
+    QUALITY[_family] = Quality(
+        "as before",
+        f"{_loss.finding}, {_loss.scores[0]} ({_loss.scores[0].source})",
+        "precision",
+        _loss.scores,
+    )
 REPLACING_STEPS = "mha gqa mqa mla dsa"  # steps that replace the whole attention
 # the variant by its name in a model's attention
 OWN_NAMES = {name.upper(): name for name in REPLACING_STEPS.split()} | {

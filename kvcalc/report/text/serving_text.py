@@ -394,8 +394,7 @@ def _sustained(summaries: Records) -> str:
 def _cost_clauses(record: Record, records: Records) -> list[str]:
     """Return a clause with the cost of output tokens, and one with the cost of the cheapest other
     record; without a price, none."""
-    cost = record.get("cost_per_million_tokens")
-    if not cost:
+    if not (cost := record.get("cost_per_million_tokens")):
         return []
     others = [
         (other["cost_per_million_tokens"], f" with {name}")
