@@ -82,7 +82,7 @@ class WeightsRecord(TypedDict):
     equal_weights_context: Annotated[
         IntOrNull,
         "smallest context at which the KV cache equals the weights; null if there is none",
-        "= weights at",
+        "equal at",
     ]
     dtype: Annotated[TextOrNull, "format of the weights; null without a model", "weights in"]
 
