@@ -140,12 +140,12 @@ def _pass_sentence(
     cache *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound" if total["intensity"] else ""
     ffn = f"; FFNs become compute-bound at {ffn_size}" * bool(ffn_size)
-    if time > MAX_BOUND_RATIO * total["roofline_s"]:
+    if total["fits"] is False:
+        limit += ", but exceeds GPU memory"
+    elif time > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
     elif limit and (cache or total["batch_size"] > 1 or not (is_memory_bound and ffn)):
         limit += f" at {_intensities([total])}"
-    if total["fits"] is False:
-        limit = ", but exceeds GPU memory"
     verb = "takes"
     if is_memory_bound and gpus == 1:
         verb = f"moves {format_si(total['bytes'], 'B')} in"
