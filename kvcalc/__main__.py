@@ -40,20 +40,15 @@ def main() -> None:
 
 
 def _prepare_output() -> None:
-    """Make stdout and stderr replace characters that their encoding does not have."""
+    """Make stdout and stderr replace characters that their encoding does not have.
+
+    With LC_ALL=C, stdout is ASCII. Python writes UTF-8 in that case by default."""
     codecs.register_error("marks", _replace_unencodable)
-    for stream, encoding in (
-        (sys.stdout, "ascii" if _wants_ascii() else None),
-        (sys.stderr, None),
-    ):
+    overridden = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
+    is_ascii = os.environ.get("LC_ALL") in ("C", "POSIX") and not overridden
+    for stream, encoding in ((sys.stdout, "ascii" if is_ascii else None), (sys.stderr, None)):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding=encoding, errors="marks")
-
-
-def _wants_ascii() -> bool:
-    """Return whether LC_ALL=C is set. Python writes UTF-8 in that case by default."""
-    overridden = os.environ.get("PYTHONIOENCODING") or os.environ.get("PYTHONUTF8")
-    return os.environ.get("LC_ALL") in ("C", "POSIX") and not overridden
 
 
 def _prepare_environment() -> None:

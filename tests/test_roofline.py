@@ -308,7 +308,7 @@ def test_each_pass_names_what_differs(kvcalc: Run) -> None:
     assert shown.endswith(kvcalc("roofline gpt2 --context 900 --batch-size 8 -v").joined)
     assert "with fp8 + bf16 weights, batch 1 ×" in kvcalc("roofline llama-3-8b -q bf16,fp8 -v").joined
     assert (
-        "memory-bound at 14.6 FLOP/B, KV cache ≥ 14.3 ms"
+        "memory-bound, 14.6 FLOP/B, KV cache ≥ 14.3 ms, weights ≥ 3.13 ms"
         in kvcalc("roofline llama-3-8b --batch-size 64 --context 8k --gpu h200").joined
     )
     assert "FFNs become compute-bound at 322 tokens" in kvcalc("roofline llama-3-8b --phase prefill").joined

@@ -243,7 +243,7 @@ def test_serve(kvcalc: Run) -> None:
     assert first["diverges"] is False and "5 requests/s, costing 2.35 per million output tokens, 1.86× as fast as" in title
     details = kvcalc(f"{line} -v").joined
     assert f"max_num_seqs {first['max_num_seqs']:,}" in details
-    assert f"KV cache budget: {format_bytes(first['kv_budget_bytes'])} per GPU" in details
+    assert f"KV cache {format_bytes(first['kv_budget_bytes'])} per GPU" in details
 
 
 def test_serve_shows_what_went_wrong(kvcalc: Run) -> None:

@@ -638,10 +638,10 @@ def sampler_buffers(start: EngineStartup) -> Any:
     if rules.sampler != "kernels":
         return 0
 
-    def num_programs(count: int) -> int:
-        return min(1 << (max(1, min(sms, count)) - 1).bit_length(), sms)
-
-    return by_number(start.sequences, num_programs) * vocabulary * 4
+    programs = by_number(
+        start.sequences, lambda n: min(1 << (max(1, min(sms, n)) - 1).bit_length(), sms)
+    )
+    return programs * vocabulary * 4
 
 
 def graphs(start: EngineStartup, constants: Constants) -> Any:

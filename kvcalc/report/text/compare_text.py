@@ -194,7 +194,11 @@ def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:
     if not slope and start.slope:  # a window or a budget is full
         slope, limit = start.slope, (fixed - start.fixed) / start.slope
         end, fixed = f" up to its {limit:,.0f}-token limit", start.fixed
-    state = f" plus {format_bytes(fixed)} per sequence" * bool(fixed)
+    is_state = fixed == start.fixed  # otherwise it is full windows
+    state = (
+        f" plus {format_bytes(fixed)}{' of state' * is_state}"
+        f"{' per sequence' * (record['batch_size'] > 1 or not is_state)}"
+    ) * bool(fixed)
     return f", {per_token(slope)} per token{end}{state}" * bool(slope)
 
 

@@ -119,7 +119,7 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         basis += f", {extra[extra.index('--memory') + 1]} GPUs"
     notes = ["", basis, *_accuracy(result, gpu)]
     command = record["command"]
-    fixes = [change for change in (small_cache(result), smaller_batch(result)) if change]
+    fixes = [change for change in (smaller_batch(result), small_cache(result)) if change]
     if result.fits:
         rows.insert(0, rows.pop(index))
         title = _fit_sentence(records, fits, index)
@@ -211,14 +211,13 @@ def _users_notes(
             f"may need {tokens:,}."
         )
     has_caches = has_different_values(records, "kv_cache_dtype")
-    for change in sorted(changes, key=lambda change: -change.sequences):
+    for change in changes:
         users = min(filter(None, (change.sequences, limit, slots)))
-        is_tried = has_caches and "--kv-cache-dtype" in change.words
-        if users > result.sequences and not is_tried:
-            notes.append(
-                f"{gpu}With `{shlex.join(change.words)}`, {plural(users, 'user')} of "
-                f"{result.length:,} tokens fit."
-            )
+        words = shlex.join(change.words)
+        if users > result.sequences and not (has_caches and "--kv-cache-dtype" in words):
+            end = f" of {result.length:,} tokens fit."
+            end = " fit: window layers reserve less." if "batched" in words else end
+            notes.append(f"{gpu}With `{words}`, {plural(users, 'user')}{end}")
     return [*notes, *result.remarks]
 
 

@@ -116,9 +116,9 @@ def _pass_sentence(
 ) -> str:
     """Return a sentence on the time of the pass and its limit.
 
-    On one GPU, a memory-bound pass states its bytes. If the KV cache has a tenth of the bytes or
-    more, the minimum time of its traffic follows. With batch 1, the batch that would be
-    compute-bound tells more than the arithmetic intensity.
+    If the KV cache has a tenth of the bytes of a memory-bound pass or more, the minimum times of
+    its traffic and of the weights follow. Otherwise, on one GPU, the bytes are stated. With
+    batch 1, the batch that would be compute-bound tells more than the arithmetic intensity.
 
     Args:
         deployment: The deployment.
@@ -134,23 +134,26 @@ def _pass_sentence(
         f"{f'{gpus}× ' * (gpus > 1)}{total['gpu']}{f' with {name}' * bool(name)}"
         f", batch {total['batch_size']:,} × {total['context']:,} tokens,"
     )
-    at_least = "at least " * (not total["time_s"])
+    at_least = "≥ " * (not total["time_s"])
     time = total["time_s"] or total["roofline_s"]
-    cache = f", KV cache ≥ {kernel_seconds(total['cache_bytes'] / rate)}"
-    cache *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
-    limit = f", {total['bound']}-bound" if total["intensity"] else ""
+    parts = [
+        f", {name} ≥ {kernel_seconds(total[BYTES[name]] / rate)}"
+        for name in ("KV cache", "weights")
+    ]
+    parts *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
+    limit = f", {total['bound']}-bound"
     ffn = f"; FFNs become compute-bound at {ffn_size}" * bool(ffn_size)
     if total["fits"] is False:
         limit += ", but exceeds GPU memory"
     elif time > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
-    elif limit and (cache or total["batch_size"] > 1 or not (is_memory_bound and ffn)):
-        limit += f" at {_intensities([total])}"
+    elif parts or total["batch_size"] > 1 or not (is_memory_bound and ffn):
+        limit += f"{',' if parts else ' at'} {_intensities([total])}"
     verb = "takes"
-    if is_memory_bound and gpus == 1:
+    if is_memory_bound and gpus == 1 and not parts:
         verb = f"moves {format_si(total['bytes'], 'B')} in"
     return answer_sentence(
-        f"{subject} {verb} {at_least}{kernel_seconds(time)}", limit, cache, ffn
+        f"{subject} {verb} {at_least}{kernel_seconds(time)}", limit, *parts, ffn
     )
 
 
@@ -169,7 +172,7 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
         limit = f", always {bounds[0]}-bound"
     if len(distinct_values(totals, "batch_size")) == 1:
         limit += f" at {_intensities(totals)}"
-    at_least = "at least " * (comparable[0]["time_s"] is None)
+    at_least = "≥ " * (comparable[0]["time_s"] is None)
     spans = [
         f"{kernel_seconds(t)} with {names[times.index(t)].replace(', ', ' and ')}"
         for t in dict.fromkeys((min(times), max(times)))
@@ -187,7 +190,7 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
 
 def _intensities(totals: Records) -> str:
     """Return the lowest and the highest arithmetic intensity, or the only one."""
-    values = [total["intensity"] or 0.0 for total in totals]
+    values = [total["intensity"] for total in totals]
     return f"{' to '.join(dict.fromkeys(map(digits, (min(values), max(values)))))} FLOP/B"
 
 

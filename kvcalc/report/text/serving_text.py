@@ -310,7 +310,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         *pass_details(rows),
         *_per_server(rows, _accuracy),
         *_per_server(rows, SERVER_LIMITS.format_map),
-        *_per_server(rows, _budget),
+        *_per_server(rows, lambda r: f"KV cache {format_bytes(r['kv_budget_bytes'])} per GPU"),
         *_per_server(rows, _disaggregated),
     ]
     # so that requests/s is lower than the rate, even if the server keeps up with it
@@ -423,11 +423,6 @@ def _server_name(record: Record, records: Records) -> str:
     same = equal_records(records, record, "model", "gpu")
     name = sides(same, keys).names[same.index(record)]
     return f"{_server_words(record)} with {name}" if name else _server_words(record)
-
-
-def _budget(record: Record) -> str:
-    """Return the memory of the KV cache in words."""
-    return f"KV cache budget: {format_bytes(record['kv_budget_bytes'])} per GPU"
 
 
 def _accuracy(record: Record) -> str:

@@ -176,7 +176,8 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
         width: Maximum number of characters per line.
         indent: Spaces at the beginning of each line after the first.
     """
-    kept = re.sub(r"(?<=\d) (?=[a-zµA-Z])", NO_BREAK, text)  # a number stays with its unit
+    # a number stays with its unit and its mark
+    kept = re.sub(r"(?<=\d) (?=[a-zµA-Z])|(?<=[≥≤~]) ", NO_BREAK, text)
     lines = textwrap.wrap(kept, width, subsequent_indent=indent, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in lines] or [""]
 
