@@ -179,12 +179,13 @@ def _derived(org: str, base: str) -> Checkpoint | None:
     for _ in range(8):
         with suppress(UserError):
             model = read_preset(presets.find(stem, "models"), stem)
+            if format_ == "fp8":
+                publisher = org or (model.huggingface_id or "").lower().partition("/")[0]
+                format_ = _FP8_OF.get(publisher, format_)
             return Checkpoint(model.name, dtype, format_)
         shorter, stated, stated_dtype = _shortened(stem)
         if shorter == stem:
             return None
-        if stated == "fp8" and not format_:
-            stated = _FP8_OF.get(org, "fp8")
         stem, format_, dtype = shorter, format_ or stated, dtype or stated_dtype
     return None
 

@@ -201,16 +201,6 @@ class Parameter(NamedTuple):
             number = "whole number" if is_int else "number"
             raise UserError(f"{text} is not a {number} from {option.min} to {option.max:,}")
 
-    def is_default(self, value: Any) -> bool:
-        """Return whether a given value means that the option keeps its default.
-
-        None always does. The text "" does if the default is 0, "" or None.
-
-        Args:
-            value: The value from the command line or from Python.
-        """
-        return value is None or (isinstance(value, str) and not value and not self.default)
-
     def read(self, value: Any) -> Any:
         """Return a given value in the type of the option.
 
@@ -412,7 +402,13 @@ def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
 
 
 def _typed_parameters(spec: type[Question], values: Mapping[str, Any]) -> list[Parameter]:
-    return [p for p in parameters_in(spec) if not p.is_default(values.get(p.name))]
+    """Return the parameters with a value. The text "" is none if the default is 0, "" or None."""
+    return [
+        parameter
+        for parameter in parameters_in(spec)
+        if (value := values.get(parameter.name)) is not None
+        and (not isinstance(value, str) or value or parameter.default)
+    ]
 
 
 def items_of(value: Any, name: str = "list") -> list[Any]:
