@@ -168,7 +168,7 @@ def server_table(validations: Sequence[Validation]) -> Iterator[str]:
 
 
 def step_table() -> Iterator[str]:
-    yield table_row("GPU", "engine", "version", "model", "runs", "TPOT", "TTFT, mean", "tokens/s")
+    yield table_row("GPU", "engine", "kernels of", "model", "runs", "TPOT", "TTFT, mean", "tokens/s")
     yield separator(4, 4)
     for name in HOPPER:
         for stack in stacks_of(load_gpu(name)):
