@@ -193,5 +193,5 @@ def test_beyond_the_model_s_maximum_the_command_says_what_the_engine_requires(kv
 @pytest.mark.parametrize("line", ["fit gemma-3-27b --gpu h100 --context 32k", "fit llama-3.1-8b --gpu h100 --context 8k"])
 def test_the_note_on_more_users_is_the_answer_to_its_option(kvcalc: Run, line: str) -> None:
     """Windows reserve the tokens of a pass: gemma's 1,024-token windows take 1024 + 8192 by default, 1024 + 2048 then."""
-    option, users = re.search(r"With `(.+?)`, (.+?) of ", kvcalc(line).out).groups()  # type: ignore[union-attr]
+    option, users = re.search(r"With `(.+?)`, (\d+ users?)", kvcalc(line).out).groups()  # type: ignore[union-attr]
     assert kvcalc(f"{line} {option}").out.startswith(users) and option.startswith("--max" if "gemma" in line else "--kv")
