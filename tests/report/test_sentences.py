@@ -103,6 +103,7 @@ PHRASES = [
     ("fit gpt2,qwen3-32b --gpu l4 --context 1k", "1 of 2 models fit on 1× l4, all but qwen3-32b."),
     ("fit qwen2.5-14b -q q5_k_m --gpu rtx-3080 --engine llama.cpp --context 32k", "on 1× rtx-3080: only 27 of 49 layers fit; use `--n-gpu-layers 27`."),
     ("fit llama-3.1-70b -q q4_k_m --gpu rtx-4090 --engine llama.cpp", "One request of 4,096 tokens does not fit on 1× rtx-4090: only 44"),
+    ("fit --gpu a10g -- vllm serve meta-llama/Llama-3.1-8B", "vLLM does not start: one request of 131,072 tokens does not fit"),
     ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory; use `--n-cpu-moe 24`."),
     ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone are 11.25 GiB over per GPU; use `--quantization fp8`."),
     ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "16 users of 163,840 tokens, the model's maximum, fit on 8× h200 with dp 8, in 8 caches of about 376,512 tokens."),

@@ -411,7 +411,10 @@ def _missing_sentence(
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
-        title = f"One request of {length} does not fit on"
+        title = (
+            f"{'vLLM does not start: one' if name and options.engine == 'vllm' else 'One'} "
+            f"request of {length} does not fit on"
+        )
         if options.engine == "sglang" and closest.longest_context:
             title = (
                 f"SGLang {'starts' if record['kv_budget_low_bytes'] else 'may start'}, but one "
