@@ -198,8 +198,9 @@ def join_with_or(words: Sequence[str]) -> str:
     Of a text that does not fit in one line of a footnote, only the first and last words remain.
     """
     text = join_words(words, " or ")
-    has_room = len(text) <= MAX_FIXES or len(words) < 3
-    return text if has_room else f"{words[0]} or {words[-1]}"
+    if len(text) <= MAX_FIXES or len(words) < 3:
+        return text
+    return f"{words[0]} or {words[-1]}"
 
 
 def smaller_cache(start: ConfigChange) -> ConfigChange | None:
@@ -415,7 +416,7 @@ def wider_requests(
     """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
     The last number is the first that is 64 or more. llama.cpp splits its layers over any number of
-    GPUs, so each further stage is tried. If experts are spread over all GPUs of a stage,
+    GPUs, so each number up to 8 is tried. If experts are spread over all GPUs of a stage,
     the new GPUs get experts too.
 
     Args:
@@ -427,9 +428,9 @@ def wider_requests(
     ranks = request.deployment.parallelism
     covers_all = 1 < ranks.ep == ranks.stage_gpus
     size = getattr(ranks, name)
-    has_single_steps = name == "pp" and request.options.engine == "llama.cpp"
+    is_layers = name == "pp" and request.options.engine == "llama.cpp"
     while size < MAX_RANKS:
-        size += 1 if has_single_steps else size
+        size += 1 if is_layers and size < 8 else size
         values = {name: size}
         if name == "tp" and covers_all:
             values["ep"] = size * ranks.dp
