@@ -76,7 +76,8 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
                 is_unpredicted = boot.is_v0 or boot.engine == "torch"
                 has_size = boot.counts or boot.is_full or "cache" in boot.figures
                 has_answer = boot.failure or (has_size and not boot.model)
-                if not (is_unpredicted or (has_answer and not options.model)):
+                is_lacking_gpu = not options.model or "GPU" in error.what
+                if not (is_unpredicted or (has_answer and is_lacking_gpu)):
                     raise
                 required = options.users, options.context
                 summary = summarize_log(boot, options.model, options.gpu, str(error), *required)

@@ -43,6 +43,20 @@ MODEL_MOUNT = "/mnt/models"  # where KServe puts the model
 _VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?-([^{}]*))?[^{}]*\}|(\w+))")
 _SETTING = re.compile(r"^\s*(?:export )?(\w+)=[\"']?(.*?)[\"']?\s*$", re.MULTILINE)
 CACHE_MOUNT = "~/.cache/huggingface:/root/.cache/huggingface"
+# a Deployment of one pod, whose container mounts the volume `shm`
+KUBERNETES = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: "{0}", labels: {{app: "{0}"}}}}
+spec:
+  selector: {{matchLabels: {{app: "{0}"}}}}
+  template:
+    metadata: {{labels: {{app: "{0}"}}}}
+    spec:
+      containers:
+      - {{name: server, volumeMounts: [{{name: shm, mountPath: /dev/shm}}]}}
+      volumes: [{{name: shm, emptyDir: {{medium: Memory}}}}]
+"""
 
 
 class Scope(NamedTuple):
@@ -303,29 +317,11 @@ def deployment_text(record: Record, gpu: Gpu, version: str, kind: str) -> str:
         token = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
         variables = [{"name": key, "value": value} for key, value in settings.items()]
         container |= {
-            "name": "server",
             "args": words,
             "env": [{"name": "HF_TOKEN", "valueFrom": token}, *variables],
             "ports": [{"containerPort": port}],
             "resources": {"limits": {"nvidia.com/gpu": num_gpus}},
-            "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
         }
-        file = _deployment(name, container)
+        file = yaml.safe_load(KUBERNETES.format(name))
+        file["spec"]["template"]["spec"]["containers"][0] |= container
     return str(yaml.safe_dump(file, sort_keys=False))
-
-
-def _deployment(name: str, container: JsonObject) -> JsonObject:
-    """Return a Kubernetes Deployment of one pod with a container that mounts the volume `shm`."""
-    shared_memory = {"name": "shm", "emptyDir": {"medium": "Memory"}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": {"app": name}},
-        "spec": {
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": {"app": name}},
-                "spec": {"containers": [container], "volumes": [shared_memory]},
-            },
-        },
-    }

@@ -343,10 +343,11 @@ def _missing(result: Fit) -> str:
         budget = result.estimate_budget
         if budget.weights_fit:
             return (
-                "weights, activations and overhead are "
-                f"{format_bytes(result.shortage_bytes)} over{per_gpu}"
+                "weights, activations and overhead need "
+                f"{format_bytes(result.shortage_bytes)} more{per_gpu}"
             )
-        return f"weights alone are {format_bytes(budget.weights - budget.share)} over{per_gpu}"
+        shortage = format_bytes(budget.weights - budget.share)
+        return f"weights need {shortage} more{per_gpu}"
     sizes = result.needed.cache, result.plan.pool(result.kv_budget)
     needed, available = map(format_bytes, sizes)
     return f"has {available} of KV cache{per_gpu} of the {needed} needed"

@@ -267,16 +267,15 @@ def _contradiction(boot: Boot, predicted: Fit, items: dict[str, MemoryItem]) -> 
     predicted weights count."""
     share, weights = predicted.budget.share, predicted.budget.weights
     left = share - boot.size("cache")
-    is_logged = "cache" in boot.figures and "computed_cache" not in boot.figures
     if (
         boot.engine == "vllm"
-        and is_logged
+        and "cache" in boot.figures
         and items["weights"].logged is None
         and left < weights
     ):
         return (
             f"the log's cache leaves {format_bytes(left)} of {predicted.gpu.name} for "
-            f"{format_bytes(weights)} of weights: check --gpu and --quantization"
+            f"{format_bytes(weights)} of weights: check --gpu, --tp, -q and --kv-cache-dtype"
         )
     if "rest" not in items or items["rest"].logged is not None:
         return ""

@@ -323,7 +323,7 @@ class Adviser(NamedTuple):
             if not self.is_logged(start):
                 starts.append(start)
             lengths = [tried.result.longest_length or 0 for tried in starts if tried.result]
-            if longest := boot.counts.get("longest"):
+            if longest := boot.counts.get("longest", boot.counts.get("estimate")):
                 lengths += [longest]
             tokens = min(lengths, default=0) // BLOCK_TOKENS * BLOCK_TOKENS
             shorter = start.changed(max_model_len=tokens)

@@ -80,6 +80,16 @@ class Requirement(Question, frozen=True, kw_only=True):
                 "Or give a context",
             ),
             (
+                not (self.users or self.rate or self.min_throughput),
+                "a plan needs a load",
+                "Give --users, --rate or --min-throughput",
+            ),
+            (
+                not self.users and not self.output_len,
+                "a load without --users needs the lengths of a request",
+                "Give --input-len and --output-len instead of --context",
+            ),
+            (
                 not self.context and not self.input_len,
                 "a plan needs the tokens of a request",
                 "Give --context, such as --context 8k, or --input-len and --output-len",
@@ -88,16 +98,6 @@ class Requirement(Question, frozen=True, kw_only=True):
                 self.users and self.rate,
                 "use either --users or --rate",
                 "Users wait for their answers, requests at a rate do not",
-            ),
-            (
-                not (self.users or self.rate or self.min_throughput),
-                "a plan needs a load",
-                "Give --users, --rate or --min-throughput",
-            ),
-            (
-                not self.users and not self.output_len,
-                "a rate needs requests with an end",
-                "Give --input-len and --output-len",
             ),
         )
         for is_wrong, message, hint in problems:

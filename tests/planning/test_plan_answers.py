@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_the_batches_that_were_done(tmp_path: Path) -> None:
     [
         ("--context 4k", "a plan needs a load. "), ("--users 4", "a plan needs the tokens of a request. "),
         ("--users 4 --context 4k --isl 5 --osl 5", "context and input-len exclude each other. "),
-        ("--users 4 --rate 2 --isl 5 --osl 5", "use either --users or --rate. "), ("--rate 2 --context 4k", "a rate needs requests with an end. "),
+        ("--users 4 --rate 2 --isl 5 --osl 5", "use either --users or --rate. "), ("--rate 2 --context 4k", "a load without --users needs the lengths of a request. "),
         ("--users 4 --context 4k --max-tpot fast", "max-tpot 'fast' is not a time above 0. "),
         ("--users 4 --context 4k --gpu h100 --price-per-hour h100=free", "price of h100-sxm 'free' is not a number from 0 up"),
         ("--users 4 --context 4k --gpu h100,l4 --price-per-hour 2", "price-per-hour '2' is one price for 2 GPU models. "),

@@ -187,11 +187,12 @@ def _host_weights(start: EngineStartup) -> int:
 def _check_placement(start: EngineStartup) -> None:
     """Raise UserError if layers or experts in host memory are not modelled for this start."""
     model = start.model
-    if start.options.n_gpu_layers < 0 and not start.cpu_experts:
+    num_layers = _count_host_layers(model, start.options.n_gpu_layers)
+    if not (num_layers or start.cpu_experts):
         return
     weights = [weight for kind in model.kinds for weight in model.layer_weights(kind)]
     problem = ""
-    if start.ranks.tp > 1 or (start.ranks.pp > 1 and start.options.n_gpu_layers >= 0):
+    if start.ranks.tp > 1 or (start.ranks.pp > 1 and num_layers):
         problem = (
             "llama.cpp's layers in host memory with several GPUs, or with tp, are not modelled"
         )

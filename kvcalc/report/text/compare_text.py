@@ -335,9 +335,9 @@ def compare_table(deployments: "Sequence[TimedDeployment]", records: Records) ->
     reference = f"Reductions are against {_variant(first)}." * has_reference
     notes, details = [reference], [*dict.fromkeys(assumed)]
     if is_timed:
-        none_fits = "No row fits in GPU memory." * (not records_that_fit(records))
-        notes = pass_notes(records, none_fits)
         gpus = distinct_values(records, "gpu")
+        none_fits = f"No row fits on {first['gpus']}× {' or '.join(gpus)}."
+        notes = pass_notes(records, none_fits * (not records_that_fit(records)))
         details += [
             f"{reference} Times are of one decode step on {', '.join(gpus)}.".lstrip(),
             *pass_details(records),

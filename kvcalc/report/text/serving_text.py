@@ -107,7 +107,7 @@ def latency_tables(records: Records) -> list[Table]:
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     if any(r.get("cost_per_million_tokens") for r in records):
-        notes.append("Costs include the time of the prompts.")
+        notes.append("Costs are price ÷ end-to-end tokens/s, so they include the prompts.")
     details = [
         *short,
         *pass_details(records),
@@ -161,7 +161,8 @@ def _latency_sentence(records: Records) -> str:
     drafted = _draft_clauses(
         [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]
     )
-    clauses = [*drafted, *_cost_clauses(best, timed)]
+    costs = _cost_clauses(best, timed)
+    clauses = [*drafted, *costs]
     loads = equal_records(timed, best, *DEPLOYMENT)
     load = sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
@@ -180,12 +181,12 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
     clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
     is_plain = best["tpot_s"] and not (drafted or best.get("speedup"))
-    if is_plain:
-        mark = "≤ " * bool(at_most)
+    mark, is_rated = "≤ " * bool(at_most), is_plain and not costs
+    if is_rated:
         clauses.append(f", decoding {mark}{best['decode_tokens_per_s']:,.1f} tokens/s")
     if load:
         figure = f", and {at_least}{seconds(loads[-1]['e2e_s'])}"
-        if loads[-1]["batch_size"] != best["batch_size"] and is_plain:
+        if loads[-1]["batch_size"] != best["batch_size"] and is_rated:
             figure = f" and {mark}{loads[-1]['decode_tokens_per_s']:,.1f}"
         clauses.append(f"{figure} with {load}")
     if is_plain and not uncached:
