@@ -68,7 +68,7 @@ def test_nothing_left() -> None:
         assert (answer.budget.cache, answer.kv_budget) == (cache, max(0, cache))
         assert (answer.sequences, answer.fits, answer.longest_length) == (0, False, 0)
         assert answer.shortage_bytes == max(0, -cache)
-        assert (" over; " in str(fit_record(answer)["advice"])) == (cache < 0)
+        assert (" more; " in str(fit_record(answer)["advice"])) == (cache < 0)
 
 
 def test_a_share_of_what_remains() -> None:
