@@ -113,17 +113,17 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
         )
     index = _described_row(records, fits)
     record, result = records[index], fits[index]
-    gpu = f"{result.gpu.name}: " * (len(fits) > 1)
+    row = f"Row {1 + index * (not result.fits)}: " * (len(fits) > 1)
     basis, extra = basis_line(records, fits), words.extra_words
     if "--memory" in extra:
         basis += f", {extra[extra.index('--memory') + 1]} GPUs"
-    notes = ["", basis, *_accuracy(result, gpu)]
+    notes = ["", basis, *_accuracy(result, row)]
     command = record["command"]
     fixes = [change for change in (smaller_batch(result), small_cache(result)) if change]
     if result.fits:
         rows.insert(0, rows.pop(index))
         title = _fit_sentence(records, fits, index)
-        notes += _users_notes(records, record, result, fixes, gpu)
+        notes += _users_notes(records, record, result, fixes, row)
     else:
         name = words.names[result.model.name] if words.stated else ""
         advised = advice(result, words.has_all_experts, name)
@@ -180,13 +180,13 @@ def _size(record: Record) -> tuple[int, int]:
 
 
 def _users_notes(
-    records: Records, record: Record, result: Fit, changes: Sequence[ConfigChange], gpu: str
+    records: Records, record: Record, result: Fit, changes: Sequence[ConfigChange], row: str
 ) -> list[str]:
     """Return notes on the users of a configuration that fits, the most important first.
 
     Args:
         changes: Changes with which more users fit.
-        gpu: Beginning of the notes on this configuration, if there are others.
+        row: Beginning of the notes on this configuration, its row, if there are others.
     """
     limit, slots = result.options.max_num_seqs, slot_limit(result)
     shares = [
@@ -201,7 +201,7 @@ def _users_notes(
         notes.append(f"CPU memory stores {tokens:,} tokens of KV cache.")
     if limit and result.options.engine == "llama.cpp":
         allocated = format_bytes(record["kv_cache_allocated_bytes"])
-        notes.append(f"{gpu}KV cache/GPU of {plural(limit, 'slot')}: {allocated}.")
+        notes.append(f"{row}KV cache/GPU of {plural(limit, 'slot')}: {allocated}.")
     elif 0 < slots < result.sequences:
         notes.append(f"The server runs at most {slots:,} concurrent users.")
     images = record.get("images") or 0
@@ -217,7 +217,7 @@ def _users_notes(
         if users > result.sequences and not (has_caches and "--kv-cache-dtype" in words):
             end = f" of {result.length:,} tokens fit."
             end = " fit: window layers reserve less." if "batched" in words else end
-            notes.append(f"{gpu}With `{words}`, {plural(users, 'user')}{end}")
+            notes.append(f"{row}With `{words}`, {plural(users, 'user')}{end}")
     return [*notes, *result.remarks]
 
 
@@ -481,14 +481,14 @@ def _utilization(records: Records) -> list[str]:
     return shared_words(records, {"gpu_memory_utilization": f"{name} {{:g}}"})
 
 
-def _accuracy(result: Fit, gpu: str) -> list[str]:
+def _accuracy(result: Fit, row: str) -> list[str]:
     """Return a note on the range of the KV cache budget, if the engine's memory has a range."""
     has_range = result.engine.has_memory_range and result.budget_at("high")
     if not has_range or result.has_given_cache:
         return []
     if (end := result.estimate) != "middle" and result.needed.cache:
         return [
-            f"{gpu}Users are for {format_bytes(result.kv_budget)} of KV cache/GPU, the {end} "
+            f"{row}Users are for {format_bytes(result.kv_budget)} of KV cache/GPU, the {end} "
             "end of its range."
         ]
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
@@ -503,7 +503,7 @@ def _accuracy(result: Fit, gpu: str) -> list[str]:
     if result.options.from_log:
         source = "as corrected by the log"
     return [
-        f"{gpu}{'KV cache' if result.needed.cache else 'Free memory'}/GPU: {low} to "
+        f"{row}{'KV cache' if result.needed.cache else 'Free memory'}/GPU: {low} to "
         f"{high} {source}."
     ]
 

@@ -158,13 +158,15 @@ def _latency_sentence(records: Records) -> str:
     work = f"{requests}{best['input_len']:,} input + {output}"
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
+    loads = equal_records(timed, best, *DEPLOYMENT)
+    load_names = sides(loads, LOAD_WORDING, LOAD_WORDING).names
+    load = load_names[-1]
     drafted = _draft_clauses(
-        [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")]
+        [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")],
+        load_names[loads.index(best)],
     )
     costs = _cost_clauses(best, timed)
     clauses = [*drafted, *costs]
-    loads = equal_records(timed, best, *DEPLOYMENT)
-    load = sides(loads, LOAD_WORDING, LOAD_WORDING).names[-1]
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
@@ -199,14 +201,18 @@ def _latency_sentence(records: Records) -> str:
     return answer_sentence(start, *([misfit] if misfit else clauses))
 
 
-def _draft_clauses(records: Records) -> list[str]:
-    """Return three clauses on the fastest of records with a draft model; none without a record."""
+def _draft_clauses(records: Records, load: str) -> list[str]:
+    """Return three clauses on the fastest of records with a draft model; none without a record.
+
+    Args:
+        load: Words on the load of the records, such as `batch 1`; '' if all loads are equal.
+    """
     if not records:
         return []
     top = min(records, key=lambda r: r["speculative_e2e_s"])
     return [
         f", and {_bound_words(top)[0]}{seconds(top['speculative_e2e_s'])} with draft "
-        f"{top['draft']}",
+        f"{top['draft']}{f' and {load}' * bool(load)}",
         f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
         f" if {top['acceptance_rate']:.0%} are accepted",
     ]
