@@ -62,17 +62,14 @@ def _prepare_environment() -> None:
 
 
 def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
-    """Return ASCII for known marks, and JSON escapes for other characters."""
+    """Return ASCII for known marks, and JSON escapes for other characters, so that printed JSON
+    stays valid."""
+    import json
+
     if not isinstance(error, UnicodeEncodeError):
         raise error
     characters = error.object[error.start : error.end]
-    return "".join(ASCII_MARKS.get(c) or _json_escape(c) for c in characters), error.end
-
-
-def _json_escape(character: str) -> str:
-    """Return one `\\uXXXX` escape per UTF-16 unit, so that printed JSON stays valid."""
-    digits = character.encode("utf-16-be", "surrogatepass").hex()
-    return "".join(f"\\u{digits[start : start + 4]}" for start in range(0, len(digits), 4))
+    return "".join(ASCII_MARKS.get(c) or json.dumps(c)[1:-1] for c in characters), error.end
 
 
 if __name__ == "__main__":

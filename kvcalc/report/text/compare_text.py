@@ -169,6 +169,10 @@ def _size_sentence(
     start = cache_size(model, 1, precision=precision, parallelism=parallelism)
     if start.fixed and not start.slope:
         cache = f"of state{per_gpu} for {plural(last['batch_size'], 'sequence')} of any length"
+    elif 0 < start.fixed == last["fixed_bytes"]:
+        state = start.fixed * parallelism.sequences(last["batch_size"])
+        size = format_bytes(least - state)
+        cache = cache.replace(" for", f" plus {format_bytes(state)} of state for", 1)
     sentence = f"{subject} {size} {cache}"
     if keys not in ([], ["dtype"]):
         return answer_sentence(sentence, f", the same with {smallest}" * (not has_models))
@@ -185,7 +189,7 @@ def _size_sentence(
 
 
 def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:
-    """Return a clause on the bytes per token and the bytes of states.
+    """Return a clause on the bytes per token and the bytes of windows.
 
     Args:
         start: Cache of one token. Its slope is the bytes per token before a window is full.
@@ -194,12 +198,8 @@ def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:
     if not slope and start.slope:  # a window or a budget is full
         slope, limit = start.slope, (fixed - start.fixed) / start.slope
         end, fixed = f" up to its {limit:,.0f}-token limit", start.fixed
-    is_state = fixed == start.fixed  # otherwise it is full windows
-    state = (
-        f" plus {format_bytes(fixed)}{' of state' * is_state}"
-        f"{' per sequence' * (record['batch_size'] > 1 or not is_state)}"
-    ) * bool(fixed)
-    return f", {per_token(slope)} per token{end}{state}" * bool(slope)
+    window = f" plus {format_bytes(fixed)} per sequence" * (fixed > start.fixed)
+    return f", {per_token(slope)} per token{end}{window}" * bool(slope)
 
 
 def _different_sizes(
