@@ -98,7 +98,7 @@ PHRASES = [
     ("plan llama-3.2-1b --rate 1653 --isl 100k --osl 20k --gpu t4", " GPUs serves this load, the closest is 400,185× t4 in 44,465 "),
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
     ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "with vllm 0.33.0, in 90% of starts."),
-    ("fit bge-m3 --gpu l4", "Free memory/GPU: 16.97 to 18.18 GiB with vllm 0.33.0, in 90% of"),
+    ("fit bge-m3 --gpu l4", "Free memory/GPU: 16.97 to 18.19 GiB with vllm 0.33.0, in 90% of"),
     ("fit dbrx --gpu h200 --tp 2", "1 user of 32,768 tokens, the model's maximum, may fit on 2× h200"),  # no token fits at the low end
     ("fit gpt2,qwen3-32b --gpu l4 --context 1k", "1 of 2 models fit on 1× l4, all but qwen3-32b."),
     ("fit qwen2.5-14b -q q5_k_m --gpu rtx-3080 --engine llama.cpp --context 32k", "on 1× rtx-3080: only 27 of 49 layers fit; use `--n-gpu-layers 27`."),
