@@ -76,8 +76,8 @@ def run(logs: list[str], *, options: DiagnoseOptions, save: str = "") -> Answer:
                 is_unpredicted = boot.is_v0 or boot.engine == "torch"
                 has_size = boot.counts or boot.is_full or "cache" in boot.figures
                 has_answer = boot.failure or (has_size and not boot.model)
-                is_lacking_gpu = not options.model or "GPU" in error.what
-                if not (is_unpredicted or (has_answer and is_lacking_gpu)):
+                blames_model = options.model and "GPU" not in error.what
+                if not (is_unpredicted or (has_answer and not blames_model)):
                     raise
                 required = options.users, options.context
                 summary = summarize_log(boot, options.model, options.gpu, str(error), *required)

@@ -196,7 +196,9 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     if version := image_version(" ".join(words[: len(words) - len(flag_words)])):
         command.settings["engine_version"] = version
     thousands = re.findall(r"[ =](\d+)k\b", " ".join(words)) * (dialect.engine == "vllm")
-    notes = [f"vLLM reads {n}k as {n},000; {n}K is {int(n) * 1024:,}" for n in thousands]
+    notes = [
+        f"vLLM reads {n}k as {int(n) * 1000:,}; {n}K is {int(n) * 1024:,}" for n in thousands
+    ]
     return command._replace(
         ignored=tuple(flag.removesuffix(f" {name}") for flag in ignored),
         remarks=(*command.remarks, *notes),

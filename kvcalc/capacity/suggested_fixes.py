@@ -417,8 +417,8 @@ def wider_requests(
     """Yield the request with 2, 4, 8 … times its tensor-parallel ranks or pipeline stages.
 
     The last number is the first that is 64 or more. llama.cpp splits its layers over any number of
-    GPUs, so each number up to 8 is tried. If experts are spread over all GPUs of a stage,
-    the new GPUs get experts too.
+    GPUs, so each number up to 8 is tried; beyond it only doubled numbers, which keeps the search
+    short. If experts are spread over all GPUs of a stage, the new GPUs get experts too.
 
     Args:
         request: The request, possibly with earlier changes.

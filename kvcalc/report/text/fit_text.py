@@ -215,9 +215,12 @@ def _users_notes(
         users = min(filter(None, (change.sequences, limit, slots)))
         words = shlex.join(change.words)
         if users > result.sequences and not (has_caches and "--kv-cache-dtype" in words):
-            end = f" of {result.length:,} tokens fit."
-            end = " fit: window layers reserve less." if "batched" in words else end
-            notes.append(f"{row}With `{words}`, {plural(users, 'user')}{end}")
+            end = (
+                "fit: window layers reserve less"
+                if "--max-num-batched-tokens" in words
+                else f"of {result.length:,} tokens fit"
+            )
+            notes.append(f"{row}With `{words}`, {plural(users, 'user')} {end}.")
     return [*notes, *result.remarks]
 
 
