@@ -215,11 +215,9 @@ def _users_notes(
         users = min(filter(None, (change.sequences, limit, slots)))
         words = shlex.join(change.words)
         if users > result.sequences and not (has_caches and "--kv-cache-dtype" in words):
-            end = (
-                "fit: window layers reserve less"
-                if "--max-num-batched-tokens" in words
-                else f"of {result.length:,} tokens fit"
-            )
+            end = f"of {result.length:,} tokens fit"
+            if "--max-num-batched-tokens" in words:
+                end = "fit: window layers reserve less"
             notes.append(f"{row}With `{words}`, {plural(users, 'user')} {end}.")
     return [*notes, *result.remarks]
 
