@@ -42,7 +42,7 @@ def evaluated(text: str) -> float:
 WORKED = [
     ("latency", "end to end", "e2e_s", 2e-3), ("latency", "tokens/s", "decode_tokens_per_s", 5e-3),
     ("latency", "per 1M tokens", "cost_per_million_tokens", 5e-3), ("latency", "cache saves", "speedup", 1e-2),
-    ("serve", "req/s", "requests_per_s", 5e-3), ("size", "cache_share_of_weights", "cache_share_of_weights", 1e-6),
+    ("size", "cache_share_of_weights", "cache_share_of_weights", 1e-6),
     ("serve", "tokens/s", "throughput_tokens_per_s", 5e-3), ("serve", "KV peak", "kv_peak", 1e-9),
 ]  # fmt: skip
 

@@ -313,7 +313,7 @@ def advice(result: Fit, all_experts: bool = False, model_name: str = "") -> Advi
         return None
     fixes = {}
     kinds = [_same_gpus(result), _more_gpus(result, all_experts), _shorter_context(result)]
-    if result.lacks_memory and not (model_name or result.options.max_model_len):
+    if (model_name or result.lacks_memory) and not result.options.max_model_len:
         kinds.reverse()  # no length was requested
     for change in first_fitting_changes(kinds, lambda change: change.fits):
         words = change.flags(model_name) if model_name else shlex.join(change.words)

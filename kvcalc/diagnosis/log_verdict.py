@@ -546,7 +546,7 @@ def summarize_diagnosis(diagnosis: Diagnosis, users: int, context: int) -> Diagn
         gpu=logged.gpu.name,
         gpus=logged.ranks.gpus,
         items=diagnosis.items,
-        outcome=_outcome(diagnosis, adviser.users, tokens, num_users),
+        outcome=_outcome(diagnosis, logged, adviser.users, num_users),
         capacity=capacity,
         fits=fits,
         max_num_seqs=num_users,
@@ -595,22 +595,31 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
     return sequences[0], f"users of {tokens:,} tokens that fit: {text}"
 
 
-def _outcome(diagnosis: Diagnosis, count: int, tokens: int, sequences: int) -> str:
-    """Return a sentence: whether the engine started, and the tokens that the KV cache stores or the
-    missing memory."""
-    boot, predicted = diagnosis.boot, diagnosis.predicted
+def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> str:
+    """Return a sentence: whether the engine started, and the users that fit or the missing memory.
+
+    Args:
+        diagnosis: The logged start and its prediction.
+        logged: The capacity with the sizes from the log.
+        count: Required users.
+        sequences: Users that fit by the log.
+    """
+    boot, predicted, tokens = diagnosis.boot, diagnosis.predicted, logged.length
     if boot.failure or not boot.size("cache"):
         budget = predicted.budget
         large_weights = budget.weights * (budget.weights > budget.memory)
         return choose_sentence(
             OUTCOMES, boot, {"memory": budget.memory, "large_weights": large_weights}
         )
-    return (
-        f"The engine started: {'about ' * ('computed_cache' in boot.figures)}"
-        f"{format_bytes(boot.cache_bytes)} of KV cache"
-        f"{' per GPU' * (predicted.ranks.gpus > 1 and boot.engine != 'llama.cpp')} fit "
-        f"{_users(boot, sequences, tokens, count, predicted.length)}."
-    )
+    about = "about " * ("computed_cache" in boot.figures)
+    cache = f"{about}{format_bytes(boot.cache_bytes)} of KV cache"
+    cache += " per GPU" * (predicted.ranks.gpus > 1 and boot.engine != "llama.cpp")
+    if not sequences and logged.headroom_bytes < 0:
+        stored = boot.counts.get("tokens", logged.plan.tokens(boot.size("cache"), tokens))
+        lacking = f"{format_bytes(-logged.headroom_bytes)} too small for {tokens:,} tokens"
+        return f"{stored:,} tokens fill {cache}, {lacking}."
+    users = _users(boot, sequences, tokens, count, predicted.length)
+    return f"The engine started: {cache} fit {users}."
 
 
 def _users(boot: Boot, count: int, tokens: int, required: int, maximum: int) -> str:

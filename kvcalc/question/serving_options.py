@@ -62,6 +62,8 @@ class LatencyOptions(Question, frozen=True):
         cpu_offload_gb: GiB of each GPU's weights in CPU memory.
         price_per_hour: Price of a GPU per hour, as `2.5`, or for each GPU model as `h100=2.5`; ()
             if unknown.
+        output_throughput: Measured output tokens per second of all GPUs together, for the cost
+            per token; 0 to use the predicted rate.
     """
 
     input_len: Tokens = 2000
@@ -76,9 +78,12 @@ class LatencyOptions(Question, frozen=True):
     acceptance_rate: float | None = None
     cpu_offload_gb: float = 0.0
     price_per_hour: Prices = ()
+    output_throughput: float = 0.0
 
     def __post_init__(self) -> None:
         check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)
+        if self.output_throughput and not self.price_per_hour:
+            raise UserError("output-throughput needs a price", "Add --price-per-hour 2.5")
         if self.head != "last" and not self.no_cache:
             raise UserError(
                 f"head {self.head} is of a generation without a cache", "Add --no-cache"

@@ -70,10 +70,12 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
     ]
     output_tokens_per_s: Annotated[
         FloatOrNull,
-        "rate of all sequences, with the prefill; null without e2e_s",
+        "batch_size · output_len / e2e_s, or output_throughput; null without e2e_s",
         "end-to-end tokens/s",
         "{:,.1f}",
-        Formula("{batch_size} · {output_len} / {e2e_s}"),
+    ]
+    output_throughput: NotRequired[
+        Annotated[float, "option --output-throughput", "tokens/s", "{:,.1f}"]
     ]
     sequences_per_s: NotRequired[
         Annotated[
@@ -89,9 +91,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
             FloatOrNull,
             "currency of --price-per-hour; null without e2e_s",
             "per 1M tokens",
-            Formula(
-                "price · {gpus} GPUs · {e2e_s} / 3600 s / ({batch_size} · {output_len}) · 10^6"
-            ),
+            Formula("price · {gpus} GPUs / 3600 s / {output_tokens_per_s} · 10^6"),
         ]
     ]
     energy_per_token_j: Annotated[
@@ -164,7 +164,7 @@ class SpeculationRecord(TypedDict):
         float,
         "per decode step, more than 1 with a draft",
         "tokens/step",
-        "{:.4f}",
+        "{:.2f}",
         Formula("Σ {acceptance_rate}^i for i from 0 to {num_speculative_tokens}"),
     ]
     draft_s: Annotated[float, "time to draft the tokens", "drafting"]

@@ -113,11 +113,11 @@ def explain_chart(chart: Chart) -> str:
         if series.kind == "points" and not series.label:
             lines += [
                 f"{label}: {chart.y.tick(y)} at {chart.x.tick(x)}"
-                for label, x, y in zip(series.labels, series.xs, series.ys, strict=False)
+                for label, x, y in zip(series.labels, series.xs, series.ys)
                 if label
             ]
             continue
-        points = list(dict.fromkeys(zip(series.xs, series.ys, strict=False)))
+        points = list(dict.fromkeys(zip(series.xs, series.ys)))
         ends = dict.fromkeys([*points[:1], *points[-1:]])
         texts = [f"{chart.y.tick(y)} at {chart.x.tick(x)}" for x, y in ends]
         name = series.label.removesuffix(f": {chart.y.tick(series.ys[-1])}")
@@ -420,11 +420,7 @@ def explain_roofline(
         elif record["operator"] == ENGINE_OVERHEAD and calibration:
             parts = engine_parts(operators, calibration, kernels)
             names = ("layers and pass", "sequences", "kernels with prompts")
-            sums = [
-                f"{name} {seconds(part)}"
-                for name, part in zip(names, parts, strict=True)
-                if part
-            ]
+            sums = [f"{name} {seconds(part)}" for name, part in zip(names, parts) if part]
         else:
             sums = _operator_sums(deployment, batch, next(remaining))
         times = []

@@ -83,13 +83,13 @@ def sides(
     distinct = []
     rows: list[tuple[object, ...]] = [()] * len(records)
     for key in keys:
-        longer = [(*row, record.get(key)) for row, record in zip(rows, records, strict=True)]
+        longer = [(*row, record.get(key)) for row, record in zip(rows, records)]
         if len({*longer}) > len({*rows}):
             distinct.append(key)
             rows = longer
     names = []
     for row in rows:
-        values = zip(distinct, row, strict=True)
+        values = zip(distinct, row)
         words = [wording[k].format(v) for k, v in values if v not in (None, "")]
         names.append(", ".join(words).replace(" calibration", ""))
     return Sides(distinct, names)

@@ -307,16 +307,15 @@ def prices_of(words: Sequence[str], gpus: Sequence[Gpu]) -> dict[str, float]:
     return prices
 
 
-def cost_per_million(price_per_hour: float, gpus: int, seconds: float, tokens: int) -> float:
+def cost_per_million(price_per_hour: float, gpus: int, tokens_per_s: float) -> float:
     """Return the price of 10^6 output tokens, in the currency of `price_per_hour`.
 
     Args:
         price_per_hour: Price of one GPU per hour.
         gpus: Number of GPUs.
-        seconds: Seconds in which all GPUs together generate `tokens`.
-        tokens: Output tokens that are generated in this time.
+        tokens_per_s: Output tokens per second of all GPUs together.
     """
-    return price_per_hour * gpus * seconds / 3600 / tokens * 1e6
+    return price_per_hour * gpus / 3600 / tokens_per_s * 1e6
 
 
 MAX_CONTEXT = 1 << 20  # context up to which a step without the cache is searched
@@ -443,21 +442,20 @@ def _per_token(
     take `e2e_s` seconds.
     """
     gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
-    size = options.batch_size
-    tokens = size * options.output_len
-    record = {"output_tokens_per_s": tokens / e2e_s if e2e_s else None}
+    size, given_rate = options.batch_size, options.output_throughput
+    rate = given_rate or (size * options.output_len / e2e_s if e2e_s else None)
+    record = {"output_tokens_per_s": rate}
     if deployment.model.pooling:
-        tokens = size * options.input_len
+        rate = size * options.input_len / e2e_s if e2e_s else None
         record = {
             "output_tokens_per_s": None,
-            "sequences_per_s": size / e2e_s if e2e_s else None,
+            "sequences_per_s": rate and rate / options.input_len,
         }
+    elif given_rate:
+        record["output_throughput"] = given_rate
     if price := prices_of(options.price_per_hour, [deployment.gpu]).get(deployment.gpu.name):
-        record["cost_per_million_tokens"] = (
-            cost_per_million(price, gpus, e2e_s, tokens) if e2e_s else None
-        )
-    energy_j = power * gpus * e2e_s / tokens if power and e2e_s else None
-    return record | {"energy_per_token_j": energy_j}
+        record["cost_per_million_tokens"] = rate and cost_per_million(price, gpus, rate)
+    return record | {"energy_per_token_j": power * gpus / rate if power and rate else None}
 
 
 def _no_cache_fields(

@@ -464,8 +464,7 @@ class Server:
             record["cost_per_million_tokens"] = cost_per_million(
                 self.price,
                 record["total_gpus"],
-                record["duration_s"],
-                record["output_tokens"],
+                record["throughput_tokens_per_s"],
             )
         prompt = max(1, round(mean_input))
         context = prompt + max(1, round(requests.output_len.mean()))

@@ -40,7 +40,7 @@ def typed(line: str) -> set[str]:
 
 
 LINES = [
-    "size llama-3.1-8b", "size llama-7b --context 1k,4k", "size llama-3.1-8b gpt2 deepseek-v3 --context 8k --batch-size 4",
+    "size llama-3.1-8b", "size llama-7b --context 4k,16k", "size llama-3.1-8b gpt2 deepseek-v3 --context 8k --batch-size 4",
     "size llama-3.1-70b --tp 1,8 --batch-size 1,64", "size llama-3.1-70b --pp 2 --dp 2 --batch-size 4",
     "size --layers 48 --hidden-size 7168", "compare llama-3.1-8b", "compare gpt2 --variants mha,cla:2 --batch-size 4",
     "compare gemma-3-27b --gpu h100,l40s --variants none,mqa,evict:2048,cla:3",
@@ -73,7 +73,8 @@ def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> N
     factors = {found for found in missing if f"{found}×" in sentence}
     cells = [float(cell) for cell in known]
     quotients = {f"{a / b:.3g}" for a in cells for b in cells if b}
-    assert missing - factors == set(), sentence
+    differences = {f"{a - b:.2f}" for a in cells for b in cells if "difference" in sentence}
+    assert missing - factors <= differences, sentence
     assert {f"{float(found):.3g}" for found in factors} <= quotients, sentence
 
 
@@ -87,9 +88,9 @@ PHRASES = [
     ("fit deepseek-r1 --gpu h20 --tp 8 --engine sglang", "It fits with `--gpu-memory-utilization 0.97 --max-model-len 107168` or"),
     ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
-    ("latency llama-3.1-70b", "output tokens, but it does not fit."),
-    ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " weights is 1.91× as fast as bf16 weights with batch 1 and 1.17× with batch 64."),
-    ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound, at best 1.26 ms."),
+    ("latency llama-3.1-70b", "on 1× h100-sxm, exceeding its memory, takes "),
+    ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " weights takes 1.75 s for batch 1, 1.91× as fast as bf16 weights, "),
+    ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound at 3.27 FLOP/B, at best 1.26 ms,"),
     ("plan llama-3.1-8b --users 8,9 --context 8k -q fp8,awq --gpu l4", "The smallest deployment with awq weights is 1× l4 for"),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
     (PLAN, "1× rtx-5090 with int4 weights is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),

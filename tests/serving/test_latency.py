@@ -89,13 +89,13 @@ def test_a_cached_prefix_is_not_processed_again() -> None:
 
 def test_cost_by_hand(kvcalc: Run) -> None:
     """Two GPUs at 3 an hour make 1000 tokens in 6 s: 6 · 6/3600 = 0.01 for 1000, 10 for a million."""
-    assert cost_per_million(3.0, 2, 6.0, 1000) == pytest.approx(10.0)
+    assert cost_per_million(3.0, 2, 1000 / 6) == pytest.approx(10.0)
     line = "latency gpt2 --input-len 600 --output-len 100 --batch-size 4 --gpu h100,h200 --price-per-hour h100=2,h200=5 --tp 2"
     text, records = kvcalc(line).joined, kvcalc(f"{line} --format json").records
     costs = [price * 2 * record["e2e_s"] / 3600 / 400 * 1e6 for price, record in zip((2, 5), records, strict=True)]
     assert [record["cost_per_million_tokens"] for record in records] == pytest.approx(costs)
     assert f", costing {costs[1]:.2f} per million output tokens and {costs[0]:.2f} with h100-sxm, " in text
-    assert "FLOP and bytes are of one GPU" in text
+    assert "cost 5.556 at 200 tokens/s" in kvcalc("latency gpt2 --tp 2 --price-per-hour 2 --output-throughput 200").joined
 
 
 def test_token_projections_of_a_generation() -> None:

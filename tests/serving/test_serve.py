@@ -42,8 +42,7 @@ def test_times_follow_the_stack(kvcalc: Run) -> None:
 
 def test_cost_is_the_bill_over_the_tokens(kvcalc: Run) -> None:
     (record,) = kvcalc(f"{LINE} --rate inf --price-per-hour 2.5 --tp 2 --format json").records
-    bill = 2.5 * 2 * record["duration_s"] / 3600
-    assert record["cost_per_million_tokens"] == pytest.approx(bill / (40 * 20) * 1e6)
+    assert record["cost_per_million_tokens"] == pytest.approx(2.5 * 2 * record["duration_s"] / 3600 / (40 * 20) * 1e6)
 
 
 def test_a_trace_its_limit_and_its_timeline(kvcalc: Run, tmp_path: Path) -> None:

@@ -232,7 +232,9 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         if self.dtypes is not None and dtype not in (*self.dtypes, "auto"):
             raise UserError(
                 f"{self.name} has no cache dtype {precision.kv_cache_dtype!r}",
-                f"It has: auto, {', '.join(self.dtypes)}",
+                "Add --engine llama.cpp"
+                if dtype.startswith("q")
+                else f"It has: auto, {', '.join(self.dtypes)}",
             )
         return self.precision(model, replace(precision, kv_cache_dtype=dtype))
 

@@ -147,7 +147,7 @@ class Panel:
         self._set_ticks("y", 14)
         for part in series:
             sizes = part.sizes or [0.02] * len(part.labels)
-            for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes, strict=False):
+            for x, y, text, size in zip(part.xs, part.ys, part.labels, sizes):
                 if text:
                     self._label_point(text, (x, y), math.sqrt(marker_area(size, style)) / 2)
             if not part.label or part.kind in (*MARKERS, "upright"):
@@ -182,7 +182,7 @@ class Panel:
             side, gap = (0, 0.5) if name == "x" else (1, 0.0)
             for max_ticks in (14, 12, 10, 8, 6, 5, 4, 3):
                 self._set_ticks(name, max_ticks)
-                ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels(), strict=False)
+                ticks = zip(axis.get_majorticklocs(), axis.get_ticklabels())
                 boxes = [
                     t.get_window_extent(renderer) for value, t in ticks if low <= value <= high
                 ]
@@ -303,7 +303,7 @@ class Panel:
                 edgecolor=style.paper,
                 linewidth=0.5,
             )
-            totals = [total + y for total, y in zip(totals, series.ys, strict=True)]
+            totals = [total + y for total, y in zip(totals, series.ys)]
         limits = chart.of_kind("limit")
         for number, series in enumerate(limits):
             axes.axvline(
@@ -343,7 +343,7 @@ class Panel:
             origin="lower",
         )
         for row, series in enumerate(chart.series):
-            for column, (depth, text) in enumerate(zip(series.ys, series.labels, strict=True)):
+            for column, (depth, text) in enumerate(zip(series.ys, series.labels)):
                 ink = "white" if depth > 0.75 else style.ink
                 cell = axes.text(column, row, text, color=ink, ha="center", va="center")
                 cell.set(fontsize=style.font * 0.85, in_layout=False)

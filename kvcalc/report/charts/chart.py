@@ -148,9 +148,7 @@ def _drawable_series(series: Series, chart: Chart) -> Series:
 
     is_drawn = [is_shown(y, chart.y) for y in series.ys]
     if series.xs:
-        is_drawn = [
-            d and is_shown(x, chart.x) for d, x in zip(is_drawn, series.xs, strict=True)
-        ]
+        is_drawn = [d and is_shown(x, chart.x) for d, x in zip(is_drawn, series.xs)]
     columns: dict[str, Any] = {
         name: [*compress(column, is_drawn)]
         for name, column in series._asdict().items()

@@ -137,14 +137,14 @@ def predicted_against_measured(
     )
     charts: list[Chart] = []
     for name, measured, predicted in operations:
-        rows = zip(measured, predicted, strict=True)
+        rows = zip(measured, predicted)
         pairs = [(float(m), float(p)) for m, p in rows if m > 0 and p > 0]
         if not pairs:
             continue
         ratios = sorted(abs(math.log(p / m)) for m, p in pairs)
         median = math.expm1(ratios[len(ratios) // 2])
         error = f"{len(pairs):,} rows, median error {100 * median:.1f}%"
-        xs, ys = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
+        xs, ys = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)])
         points = Series("", xs, ys, "points", colour=len(charts))
         ends = [min(*xs, *ys), max(*xs, *ys)]
         charts.append(Chart(name, error, x, y, [points, Series("", ends, ends, "quiet")]))
@@ -191,7 +191,7 @@ def compare_chart(
         if first.get("computed_in")
         else _bars("Attention's FLOP per byte read", "attention_intensity", rows, plain_tick),
     ]
-    for deployment, name, group in zip(deployments, names, groups, strict=True):
+    for deployment, name, group in zip(deployments, names, groups):
         if group[0] in timed_rows:
             title = f"Decode step: {name or deployment.gpu.name}"
             steps = [{**r, "time_s": r["time_s"] or r["roofline_s"]} for r in group]
@@ -235,7 +235,7 @@ def _bars(title: str, key: str, rows: Records, tick: Callable[[float], str]) -> 
     names = _variant_names(rows)
     if key == "time_s":
         texts = [": does not fit" * (record["fits"] is False) for record in rows]
-        names = [name + text for name, text in zip(names, texts, strict=True)]
+        names = [name + text for name, text in zip(names, texts)]
     return bar_chart(title, "", names, [float(r[key] or 0) for r in rows], tick)
 
 
@@ -254,7 +254,7 @@ def front_chart(answer: "BestConfigs") -> Chart:
     front = answer.front
     tpot_s, rates = front.xs.tolist(), front.ys.tolist()
     best = answer.best[0] if answer.best else None
-    points = [*zip(tpot_s, rates, front.items, strict=True)]
+    points = [*zip(tpot_s, rates, front.items)]
     series = [Series("", tpot_s, rates, "edge", colour=0)]
     for label, kind, meets in (
         ("meets the targets", "points", True),
@@ -266,7 +266,7 @@ def front_chart(answer: "BestConfigs") -> Chart:
             if point.meets == meets and point != best
         ]
         if rows:
-            xs, ys, texts = zip(*rows, strict=True)
+            xs, ys, texts = zip(*rows)
             series.append(Series(label, xs, ys, kind, labels=texts, colour=0))
     if best and best.tpot:
         rate = (best.tokens_per_s_per_gpu or 0.0) / answer.prices.get(best.gpu, 1.0)

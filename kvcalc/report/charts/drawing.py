@@ -215,7 +215,7 @@ def _add_legend(page: Any, style: Style) -> None:
     """Add the legend of points, limits and parts of bars below the axes."""
     handles: dict[str, Any] = {}
     for axes in page.axes:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        for handle, label in zip(*axes.get_legend_handles_labels()):
             handles.setdefault(wrapped(label, 42), handle)
     if not handles:
         return
@@ -312,6 +312,6 @@ def _place_end_labels(panel: Panel, renderer: Any) -> None:
     share = min(1.0, frame.height / (sum(heights) or 1.0))
     ends = [anchor(label)[1] for label in panel.end_labels]
     centres = spread(ends, [share * height for height in heights], frame.y0, frame.y1)
-    for label, centre in zip(panel.end_labels, centres, strict=True):
+    for label, centre in zip(panel.end_labels, centres):
         label.set_fontsize(share * label.get_fontsize())
         label.set_position((1, (centre - frame.y0) / frame.height))

@@ -45,8 +45,8 @@ def memory_chart(records: Records) -> Chart:
     deployed = [{**r, "place": f"{r['gpus']}× {r['gpu']}"} for r in records]
     parts = {name: [record[key] for record in records] for name, key in PARTS.items()}
     sizes = [record["memory_bytes"] for record in records]
-    used = [sum(column) for column in zip(*parts.values(), strict=True)]
-    parts["unused"] = [max(0, size - part) for size, part in zip(sizes, used, strict=True)]
+    used = [sum(column) for column in zip(*parts.values())]
+    parts["unused"] = [max(0, size - part) for size, part in zip(sizes, used)]
     limits = {}
     if len(set(sizes)) == 1:
         limits = {f"memory of one GPU: {format_bytes(sizes[0])}": sizes[0]}
@@ -54,7 +54,7 @@ def memory_chart(records: Records) -> Chart:
     return bar_chart(
         "Memory of one GPU",
         ", ".join(shared_words(deployed, WORDING)),
-        [name or r["place"] for name, r in zip(names, deployed, strict=True)],
+        [name or r["place"] for name, r in zip(names, deployed)],
         parts,
         bytes_tick,
         [*map(_users, records)],
@@ -103,9 +103,9 @@ def allocations_chart(run: "AllocationRun") -> Chart:
         [f"slots of {run.slots.block:,}", "pieces, first fit", f"pages of {run.pages.block:,}"],
         {
             "stores tokens": used,
-            "reserved, stores nothing": [r - u for r, u in zip(reserved, used, strict=True)],
+            "reserved, stores nothing": [r - u for r, u in zip(reserved, used)],
             "free for one request": free,
-            "free, out of reach": [memory - r - f for r, f in zip(reserved, free, strict=True)],
+            "free, out of reach": [memory - r - f for r, f in zip(reserved, free)],
         },
         whole_tick,
         texts,

@@ -227,7 +227,7 @@ def spread(
     """
     order = sorted(range(len(centres)), key=lambda index: centres[index])
     ends = list(itertools.accumulate(sizes[index] for index in order))
-    shifts = [centres[i] + sizes[i] / 2 - end for i, end in zip(order, ends, strict=True)]
+    shifts = [centres[i] + sizes[i] / 2 - end for i, end in zip(order, ends)]
     places = {}
     for number, index in enumerate(order):
         # intervals that touch share the mean of their shifts: an isotonic regression

@@ -88,7 +88,7 @@ def batch_chart(curves: "Sequence[LatencyCurve]") -> list[Chart]:
                     ),
                     curve.max_num_seqs,
                 )
-                for name, curve in zip(names, curves, strict=True)
+                for name, curve in zip(names, curves)
             ],
         )
         for title, axis, key in (
@@ -117,7 +117,7 @@ def speculation_chart(curves: "Sequence[SpeculationCurve]", request: "LatencyOpt
     common, names = deployment_names([curve.deployment for curve in curves], counts)
     drafts = " and ".join(dict.fromkeys(curve.draft for curve in curves))
     gains = []
-    for number, (name, curve) in enumerate(zip(names, curves, strict=True)):
+    for number, (name, curve) in enumerate(zip(names, curves)):
         xs = [index / (len(curve.speedups) - 1) for index in range(len(curve.speedups))]
         gain = Series(name or curve.draft, xs, curve.speedups, colour=number)
         if curve.can_fit is False:
@@ -172,9 +172,7 @@ def deployment_names(
             "basis": deployment.basis,
             "details": text,
         }
-        for deployment, text in zip(
-            deployments, details or [""] * len(deployments), strict=True
-        )
+        for deployment, text in zip(deployments, details or [""] * len(deployments))
     ]
     common = ", ".join(
         filter(None, shared_words(records, dict.fromkeys(("model", "gpu", "details"), "{}")))
@@ -228,9 +226,7 @@ def load_chart(records: Records) -> list[Chart]:
     places = [float(record.get(loads) or record["requests_per_s"]) for record in served]
     names = sides(served, [*SERVER, others]).names
     servers: Servers = {name: [] for name in names}
-    for load, name, record in sorted(
-        zip(places, names, served, strict=True), key=lambda row: row[0]
-    ):
+    for load, name, record in sorted(zip(places, names, served), key=lambda row: row[0]):
         servers[name].append((load, record))
     about = _common_words(served)
     if bounds := dict.fromkeys(r["gpu"] for r in completed if r not in served):

@@ -78,7 +78,7 @@ def roofline_chart(passes: Sequence[Records], gpus: Sequence[Gpu]) -> list[Chart
     operators = [row for rows in passes for row in _operators(rows)]
     ends = intensity_ends([row["intensity"] for row in operators])
     firsts = [rows[0] for rows in passes]
-    groups = grouped(zip(sides(firsts, WORDING, WORDING).names, passes, strict=True))
+    groups = grouped(zip(sides(firsts, WORDING, WORDING).names, passes))
     charts = []
     for name, group in groups.items():
         chart = _deployment_chart(group, gpus, operators, ends, len(groups) > MAX_LABELLED)

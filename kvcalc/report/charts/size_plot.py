@@ -211,7 +211,7 @@ def weights_and_cache(
     """
     weights = [curve.weight_bytes for curve in curves]
     caches = [curve.stored_bytes[0] for curve in curves]
-    sums = [weight + cache for weight, cache in zip(weights, caches, strict=True)]
+    sums = [weight + cache for weight, cache in zip(weights, caches)]
     texts = [*map(bytes_tick, sums)]
     title = "Weights and KV cache"
     if len(gpus) > 1:
@@ -220,8 +220,7 @@ def weights_and_cache(
         gpu = gpus[0]
         counts = [-(-size // gpu.usable_bytes) for size in sums]
         texts = [
-            f"{text}, {count} GPU{'s' * (count > 1)}"
-            for text, count in zip(texts, counts, strict=True)
+            f"{text}, {count} GPU{'s' * (count > 1)}" for text, count in zip(texts, counts)
         ]
         title += f": {counts.count(1)} of {len(sums)} fit one {gpu.name}"
     return bar_chart(

@@ -94,9 +94,7 @@ def _grid_lines(chart: Chart, columns: int) -> list[str]:
         if series.label or series.colour != colour:  # otherwise points of the line before
             number += 1
         colour, mark = series.colour, MARKS[number % len(MARKS)]
-        places = [
-            place(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys, strict=True)
-        ]
+        places = [place(x_share(x), y_share(y)) for x, y in zip(series.xs, series.ys)]
         if series.kind not in MARKERS:
             for start, end in pairwise(places):
                 _draw_line(cells, start, end)
@@ -124,9 +122,7 @@ def _draw_line(
     """Add the dots of a straight line to cells. Cells with a mark do not change."""
     steps = max(1, abs(end[0] - start[0]), abs(end[1] - start[1]))
     for step in range(steps + 1):
-        row, column = (
-            round(a + (b - a) * step / steps) for a, b in zip(start, end, strict=True)
-        )
+        row, column = (round(a + (b - a) * step / steps) for a, b in zip(start, end))
         sign = cells.get((row // 4, column // 2), " ")
         if sign not in MARKS:
             dots = max(ord(sign), BRAILLE) | DOTS[row % 4][column % 2]
@@ -137,9 +133,9 @@ def _bar_lines(chart: Chart, columns: int) -> list[str]:
     """Return the lines of a bar chart: bars followed by their texts, and a separate row for each
     limit."""
     parts = chart.of_kind("bar")
-    bars = [*zip(*(part.ys for part in parts), strict=True)]
+    bars = [*zip(*(part.ys for part in parts))]
     texts = parts[-1].labels or [chart.y.tick(sum(lengths)) for lengths in bars]
-    rows = [(name, text, MARKS) for name, text in zip(chart.categories, texts, strict=True)]
+    rows = [(name, text, MARKS) for name, text in zip(chart.categories, texts)]
     for series in chart.of_kind("limit"):
         rows.append((series.label, "", LEVEL))
         bars.append((series.ys[0],))
@@ -147,7 +143,7 @@ def _bar_lines(chart: Chart, columns: int) -> list[str]:
     room = columns - margin - max(12, *(len(text) + 2 for text in texts))
     scale = room / (max(map(sum, bars)) or 1.0)
     lines = []
-    for (name, text, signs), lengths in zip(rows, bars, strict=True):
+    for (name, text, signs), lengths in zip(rows, bars):
         *above, last = textwrap.wrap(name, margin - 2)
         row = f"{last:<{margin}}"
         for number, total in enumerate(accumulate(lengths)):

@@ -145,7 +145,7 @@ def _size_sentence(
     keys, names = sides(equal, STORAGE_KEYS)
     groups: dict[int, list[str]] = {}
     kinds = [record["attention"] for record in equal]
-    for record, name in zip(equal, names, strict=True):
+    for record, name in zip(equal, names):
         # two models whose attention differs and is one word, such as MLA
         if keys == ["model"] and len(set(kinds)) == 2 == len(" ".join(kinds).split()):
             name += f" with {record['attention']}"
@@ -165,7 +165,8 @@ def _size_sentence(
     first_size = format_bytes(first["kv_cache_bytes"])
     if len(equal) == 1 and first_size != size:
         sentence = f"{subject} {first_size} of KV cache{per_gpu} for {load_words(first)}"
-        return answer_sentence(sentence, f", and {size} for {load_words(last)}")
+        saved = f", a difference of {format_bytes(abs(least - first['kv_cache_bytes']))}"
+        return answer_sentence(sentence, f", and {size} for {load_words(last)}", saved)
     start = cache_size(model, 1, precision=precision, parallelism=parallelism)
     if start.fixed and not start.slope:
         cache = f"of state{per_gpu} for {plural(last['batch_size'], 'sequence')} of any length"
@@ -178,7 +179,7 @@ def _size_sentence(
         return answer_sentence(sentence, f", the same with {smallest}" * (not has_models))
     weights = [format_bytes(r["weight_bytes"] or 0) for r in equal]
     if len(equal) > 1:
-        listed = [f"{size} in {r['dtype']}" for size, r in zip(weights, equal, strict=True)]
+        listed = [f"{size} in {r['dtype']}" for size, r in zip(weights, equal)]
         return answer_sentence(sentence, f", and for its weights {' or '.join(listed)}")
     about = "about " * (not last["parameters_exact"])
     total = f", and {about}{weights[0]} for {'its ' * (not per_gpu)}weights"

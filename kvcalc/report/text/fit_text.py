@@ -102,13 +102,14 @@ def fit_table(records: Records, fits: Fits, words: TypedWords) -> Table:
             are options of kvcalc.
     """
     rows = []
-    for record, result in zip(records, fits, strict=True):
+    for record, result in zip(records, fits):
         longest = with_surest_length(result).longest_context
+        mark = "≥ " * (longest != result.longest_context)
         rows.append(
             {
                 **record,
                 "missing_bytes": None if result.fits else -result.headroom_bytes,
-                "longest": "no limit" if longest is None else f"{longest:,}",
+                "longest": "no limit" if longest is None else f"{mark}{longest:,}",
             }
         )
     index = _described_row(records, fits)
@@ -637,10 +638,7 @@ def allocation_table(run: "AllocationRun") -> Table:
         run: Result of the requests in all three allocators.
     """
     pages, slots = run.pages, run.slots
-    wastes = [
-        f"{waste.share:.1%} of {name}"
-        for name, waste in zip(NAMES.values(), run.wastes, strict=True)
-    ]
+    wastes = [f"{waste.share:.1%} of {name}" for name, waste in zip(NAMES.values(), run.wastes)]
     notes = [
         "",
         f"{pages.memory:,} tokens of memory: "

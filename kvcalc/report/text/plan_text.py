@@ -226,7 +226,7 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
 
 def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Table:
     """Return a table with the deployment to try first for each requirement."""
-    pairs = zip(plan.answers, records, strict=True)
+    pairs = zip(plan.answers, records)
     rows = [_row(part[answer.lead]) for answer, part in pairs if part]
     met = [row for row in rows if row["meets"]]
     tried = sum(answer.num_tried for answer in plan.answers)

@@ -1,6 +1,7 @@
 """Printed answers of `roofline` for one pass, and of a GPU's memory hierarchy."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from math import log
 from typing import Annotated, TypedDict
 
@@ -82,11 +83,14 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
     totals = [records[-1] for *_, records in passes]
     sizes_of = [_compute_bound_sizes(d, r[-1]["phase"], r[-1]["context"]) for d, _, r in passes]
     if len(totals) > 1:
-        title = _summary_sentence(totals, {sizes.get("FFN") for sizes in sizes_of})
+        further = _operator_clauses(
+            {sizes.get("FFN") for sizes in sizes_of}, chain.from_iterable(r for *_, r in passes)
+        )
+        title = _summary_sentence(totals, further)
         notes = ["", "-v prints the operators of each pass."]
         yield Table(totals, marked_columns(totals, SUMMARY_COLUMNS), title, notes)
     names = sides(totals, DEPLOYMENT[2:6]).names
-    for name, sizes, (deployment, _, records) in zip(names, sizes_of, passes, strict=True):
+    for name, sizes, (deployment, _, records) in zip(names, sizes_of, passes):
         total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
         rows = []
         for record in records:
@@ -104,7 +108,9 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
         yield Table(
             rows,
             _ordered_columns(records),
-            _pass_sentence(deployment, total, name, sizes.get("FFN")),
+            _pass_sentence(
+                deployment, total, name, _operator_clauses({sizes.get("FFN")}, records)
+            ),
             footnotes(*pass_notes([total], *memory_sentences([total])), moved, compute),
             details=[_assumptions(deployment), *pass_details([total])],
             is_detail=len(totals) > 1,
@@ -112,56 +118,66 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
 
 
 def _pass_sentence(
-    deployment: TimedDeployment, total: Record, name: str, ffn_size: str | None
+    deployment: TimedDeployment, total: Record, name: str, further: Iterable[str]
 ) -> str:
-    """Return a sentence on the time of the pass and its limit.
+    """Return a sentence on the time of the pass, its limit and its arithmetic intensity.
 
     If the KV cache has a tenth of the bytes of a memory-bound pass or more, the minimum times of
-    its traffic and of the weights follow. Otherwise, on one GPU, the bytes are stated. With
-    batch 1, the batch that would be compute-bound tells more than the arithmetic intensity.
+    its traffic and of the weights follow.
 
     Args:
         deployment: The deployment.
         total: Record of the whole pass.
         name: Values that distinguish the deployment from those of other passes.
-        ffn_size: Smallest batch or prompt with a compute-bound FFN.
+        further: Last clauses of the sentence.
     """
     stages, rate = deployment.parallelism.pp, deployment.gpu.bandwidth_bytes_per_s
     gpus, is_memory_bound = total["gpus"], total["bound"] == "memory"
+    count = f"{total['batch_size']:,} × " * (total["batch_size"] > 1)
     subject = f"The slowest of {stages} stages in a " if stages > 1 else "A "
     subject += (
         f"{PHASES[total['phase']]} of {total['model']} on "
         f"{f'{gpus}× ' * (gpus > 1)}{total['gpu']}{f' with {name}' * bool(name)}"
-        f", batch {total['batch_size']:,} × {total['context']:,} tokens,"
+        f" {'and' if name else 'with'} {count}{total['context']:,} tokens takes"
     )
     at_least = "≥ " * (not total["time_s"])
     time = total["time_s"] or total["roofline_s"]
     parts = [
-        f", {name} ≥ {kernel_seconds(total[BYTES[name]] / rate)}"
-        for name in ("KV cache", "weights")
+        f"{text} ≥ {kernel_seconds(total[key] / rate)}"
+        for text, key in ((", KV cache", "cache_bytes"), (" + weights", "weight_bytes"))
     ]
     parts *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
-    limit = f", {total['bound']}-bound"
-    ffn = f"; FFNs become compute-bound at {ffn_size}" * bool(ffn_size)
-    if total["fits"] is False:
-        limit += ", but exceeds GPU memory"
-    elif time > MAX_BOUND_RATIO * total["roofline_s"]:
+    limit = f", {total['bound']}-bound at {_intensities([total])}"
+    limit += ", but exceeds GPU memory" * (total["fits"] is False)
+    if time > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
-    elif parts or total["batch_size"] > 1 or not (is_memory_bound and ffn):
-        limit += f"{',' if parts else ' at'} {_intensities([total])}"
-    verb = "takes"
-    if is_memory_bound and gpus == 1 and not parts:
-        verb = f"moves {format_si(total['bytes'], 'B')} in"
     return answer_sentence(
-        f"{subject} {verb} {at_least}{kernel_seconds(time)}", limit, *parts, ffn
+        f"{subject} {at_least}{kernel_seconds(time)}", limit, *parts, *further
     )
 
 
-def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
-    """Return a sentence on the fastest and the slowest of several passes, and on their bounds.
+def _operator_clauses(ffn_sizes: set[str | None], records: Iterable[Record]) -> list[str]:
+    """Return clauses on the compute-bound size of FFNs and on the intensity of attention.
 
     Args:
         ffn_sizes: Smallest batches or prompts with a compute-bound FFN. Only a common one is named.
+        records: Records of operators. Only a common intensity of attention is named.
+    """
+    intensities = {_intensities([r]) for r in records if r["operator"] == "attention"}
+    return [
+        f", {text} {value}"
+        for text, values in (("FFNs compute-bound from", ffn_sizes), ("attention", intensities))
+        for value in values
+        if value and len(values) == 1
+    ]
+
+
+def _summary_sentence(totals: Records, further: Iterable[str]) -> str:
+    """Return a sentence on the fastest and the slowest of several passes, and on their bounds.
+
+    Args:
+        totals: Records of the passes.
+        further: Last clauses of the sentence.
     """
     comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
     names = sides(comparable, PASS_KEYS, PASS_WORDING).names
@@ -169,7 +185,7 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
     bounds = [total["bound"] for total in totals]
     limit = f", {bounds.count('memory')} of {len(bounds)} memory-bound"
     if len(set(bounds)) == 1:
-        limit = f", always {bounds[0]}-bound"
+        limit = f", {bounds[0]}-bound"
     if len(distinct_values(totals, "batch_size")) == 1:
         limit += f" at {_intensities(totals)}"
     at_least = "≥ " * (comparable[0]["time_s"] is None)
@@ -179,12 +195,10 @@ def _summary_sentence(totals: Records, ffn_sizes: set[str | None]) -> str:
     ]
     model, *other_models = distinct_values(totals, "model")
     subject = PHASES[totals[0]["phase"]] + f" of {model}" * (not other_models)
-    ffn_size, *others = ffn_sizes
-    ffn = f"; FFNs become compute-bound at {ffn_size}" * bool(ffn_size and not others)
     return answer_sentence(
-        f"A {subject} takes {at_least}{', and '.join(spans).removesuffix(' with ')}",
+        f"A {subject} takes {at_least}{', '.join(spans).removesuffix(' with ')}",
         limit,
-        ffn,
+        *further,
     )
 
 

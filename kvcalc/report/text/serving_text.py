@@ -106,21 +106,25 @@ def latency_tables(records: Records) -> list[Table]:
     )
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
-    if any(r.get("cost_per_million_tokens") for r in records):
+    title = _latency_sentence(fitting_records or records)
+    if rate := records[0].get("output_throughput"):
+        cost = f"{records[0]['cost_per_million_tokens']:,.3f} at {rate:,.0f} tokens/s"
+        title = f"One million output tokens of {_server_words(records[0])} cost {cost}."
+        notes.append("Costs are price ÷ the measured rate. Times are predictions.")
+    elif any(r.get("cost_per_million_tokens") for r in records):
         notes.append("Costs are price ÷ end-to-end tokens/s, so they include the prompts.")
     details = [
         *short,
         *pass_details(records),
         *_per_server(records, lambda record: "; ".join(placement_lines(record))),
     ]
-    title = _latency_sentence(fitting_records or records)
     columns = marked_columns(records, LATENCY)
     tables = [Table(rows, columns, title, footnotes(*notes), details=details)]
     if no_cache:
         notes = footnotes(*GROWTH[:1])
         tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=GROWTH[1:]))
     if drafted:
-        notes = ["", "The accepted share is an assumption. `--acceptance-rate` sets it."]
+        notes = ["", "`--acceptance-rate` sets the accepted share; measure yours."]
         title = "Speculation at mid length"
         tables.append(Table(records, SPECULATION, title, notes))
     return tables
@@ -133,7 +137,7 @@ def _per_server(records: Records, describe: Callable[[Record], str]) -> list[str
     if not any(labels):
         labels = sides(records, WORDING).names
     names: dict[str, dict[str, None]] = {}
-    for name, record in zip(labels, records, strict=True):
+    for name, record in zip(labels, records):
         names.setdefault(describe(record), {})[name] = None
     if len(names) == 1:
         return [text for text in names if text]
@@ -146,7 +150,7 @@ def _latency_sentence(records: Records) -> str:
     timed = [r for r in comparable_records(records) if r["e2e_s"]]
     equal = equal_records(timed, first, *LOAD_WORDING)
     at_least, at_most = _bound_words(first)
-    misfit = ", but it does not fit" * (first.get("fits") is False)
+    misfit = ", exceeding its memory," * (first.get("fits") is False)
     if not equal:
         return _generation_sentence(records)
     names = sides(equal).names
@@ -155,7 +159,8 @@ def _latency_sentence(records: Records) -> str:
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
     output = plural(best["output_len"], "output token")
-    work = f"{requests}{best['input_len']:,} input + {output}"
+    prompt = f"{best['input_len']:,} input + " * (not first.get("draft"))
+    work = f"{requests}{prompt}{output}"
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     loads = equal_records(timed, best, *DEPLOYMENT)
@@ -170,12 +175,12 @@ def _latency_sentence(records: Records) -> str:
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
-        gains = _gains(loads, equal_records(timed, equal[slow], *DEPLOYMENT), slowest)
-        if gains and not clauses:
-            return answer_sentence(
-                f"{_server_name(best, equal)} is {gains[0]}{misfit}", gains[1]
-            )
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
+        if best["tpot_s"] and not drafted:
+            tpots = (seconds(equal[index]["tpot_s"]) for index in (fast, slow))
+            clauses.append(f", TPOT {' against '.join(tpots)}")
+        if load:
+            work = load_names[loads.index(best)]
     ttft = f"{'≥ ' * bool(at_least)}{seconds(best['ttft_s'])}"
     if uncached := best.get("uncached_ttft_s"):
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
@@ -196,9 +201,9 @@ def _latency_sentence(records: Records) -> str:
         clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
-        return answer_sentence(f"{_server_words(best)} embeds {rates}{misfit}")
-    start = f"{_server_name(best, equal)} takes {at_least}{seconds(best['e2e_s'])} for {work}"
-    return answer_sentence(start, *([misfit] if misfit else clauses))
+        return answer_sentence(f"{_server_words(best)}{misfit} embeds {rates}")
+    start = f"{_server_name(best, equal)}{misfit} takes {at_least}{seconds(best['e2e_s'])}"
+    return answer_sentence(f"{start} for {work}", *clauses)
 
 
 def _draft_clauses(records: Records, load: str) -> list[str]:
@@ -214,26 +219,7 @@ def _draft_clauses(records: Records, load: str) -> list[str]:
         f", and {_bound_words(top)[0]}{seconds(top['speculative_e2e_s'])} with draft "
         f"{top['draft']}{f' and {load}' * bool(load)}",
         f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
-        f" if {top['acceptance_rate']:.0%} are accepted",
-    ]
-
-
-def _gains(fast: Records, slow: Records, slowest: str) -> list[str]:
-    """Return how many times as fast records are as others, at their first and last common load, and
-    their tokens per second; none if there is only one load."""
-    names = sides(fast, LOAD_WORDING, LOAD_WORDING).names
-    pairs = [
-        (ratio(other["e2e_s"] / record["e2e_s"]), name, f"{record['decode_tokens_per_s']:,.1f}")
-        for name, record in zip(names, fast, strict=True)
-        for other in equal_records(slow, record, *LOAD_WORDING)
-        if record["tpot_s"]
-    ]
-    if len(pairs) < 2:
-        return []
-    (gain, load, rate), (last_gain, last_load, last_rate) = pairs[0], pairs[-1]
-    return [
-        f"{gain} as fast as {slowest} with {load} and {last_gain} with {last_load}",
-        f", decoding {rate} and {last_rate} tokens/s",
+        f" at {top['tokens_per_step']:.2f} tokens per step",
     ]
 
 
@@ -244,7 +230,7 @@ def _generation_sentence(records: Records) -> str:
     names = _loaded_names(records)
     rates = [
         f"{r['decode_tokens_per_s'] or 0:,.1f} tokens/s{f' with {name}' * bool(name)}"
-        for r, name in zip(records, names, strict=True)
+        for r, name in zip(records, names)
     ]
     subject = "Decoding reaches" if names[0] else f"{_server_words(first)} generates"
     misfit = ", but it does not fit" * (first.get("fits") is False)
@@ -260,7 +246,7 @@ def _bound_clauses(records: Records, best: Record) -> list[str]:
     names = sides(records).names
     return [
         f", and at least {seconds(record['e2e_s'])} with {name}"
-        for record, name in zip(records, names, strict=True)
+        for record, name in zip(records, names)
         if record["time_basis"] == BOUND and record["e2e_s"] and record is not best
     ]
 
@@ -300,8 +286,7 @@ MIN_VISIBLE_RATIO = 1.005  # ratio of two figures that do not read as equal
 def serve_table(records: Records, lengths_note: str) -> Table:
     """Return the table that `serve` prints, with a row per simulated server and load.
 
-    Columns are latencies, throughput and use of the KV cache. If several request rates were tried,
-    there is a row per rate.
+    Columns are latencies, throughput and use of the KV cache. Each tried rate has a row.
 
     Args:
         records: Records of `serve`.
@@ -338,7 +323,8 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         details.append(f"sustained: {limit} 95% of saturation")
     accuracy = dict.fromkeys(map(_accuracy, rows))
     columns = without_named_engine(rows, SERVE)
-    if summaries:  # their rate is an answer; a finite run answers fewer requests/s
+    # a finite run answers fewer requests/s than a rate that its server keeps up with
+    if summaries or all(r["diverges"] is False for r in rows):
         columns = [
             replace(c, is_input=c.is_input and c.key != "rate")
             for c in columns
@@ -405,7 +391,7 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
         return []
     others = [
         (other["cost_per_million_tokens"], f" with {name}")
-        for other, name in zip(records, _loaded_names(records), strict=True)
+        for other, name in zip(records, _loaded_names(records))
         if other is not record and other["cost_per_million_tokens"] and name
     ]
     mark = "≥ " * (record["time_basis"] == BOUND)

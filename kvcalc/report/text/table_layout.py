@@ -144,7 +144,7 @@ def lay_out(table: Table, width: int, bands: bool = False) -> LaidOutTable:
     """
     choice = choose_columns(table)
     columns, cells = choice.shown, _cells(table, choice.shown)
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
     if not table.wide:
         widths = _column_widths(columns, widths, width)
     indices = [[*range(len(widths))]]
@@ -220,7 +220,7 @@ def _column_widths(columns: Sequence[Column], sizes: Sequence[int], width: int) 
     """
 
     def shorten(letters: int) -> list[int]:
-        rest = zip(columns[1:], sizes[1:], strict=True)
+        rest = zip(columns[1:], sizes[1:])
         return [*sizes[:1], *(size if c.right else min(size, letters) for c, size in rest)]
 
     for count in range(min(MAX_COLUMNS, len(columns)), 1, -1):
@@ -243,7 +243,7 @@ def _bands(
     Each band begins with the leading inputs, which name the row, or only the first column if they
     need more than half of the width.
     """
-    figures = [size for c, size in zip(columns, sizes, strict=True) if c.right]
+    figures = [size for c, size in zip(columns, sizes) if c.right]
     max_label = min(width // 2 - 2, width - 2 - max(figures, default=0))
     num_names = 1
     while columns[num_names].is_input and columns[0].is_input:
@@ -251,7 +251,7 @@ def _bands(
     if _total_width(sizes[:num_names]) > max_label:
         num_names = 1
     names = [*range(num_names)]
-    widths = [s if c.right else min(s, max_label) for c, s in zip(columns, sizes, strict=True)]
+    widths = [s if c.right else min(s, max_label) for c, s in zip(columns, sizes)]
     bands = [names]
     for index in range(num_names, len(columns)):
         band = [*bands[-1], index]
@@ -432,7 +432,7 @@ def table_html(table: Table) -> str:
         tag = "td" if number else "th"
         cells = [
             f"<{tag}{RIGHT_CLASS * column.right}>{text_html(text)}</{tag}>"
-            for column, text in zip(columns, row, strict=True)
+            for column, text in zip(columns, row)
         ]
         lines.append(f"<tr>{''.join(cells)}</tr>")
     head, *body = lines

@@ -200,7 +200,7 @@ def show(tables: Sequence[Table], as_markdown: bool) -> None:
         if index:
             print()
         laid = lay_out(table, width, bands=has_emphasis)
-        for lines, code in zip(laid, EMPHASIS, strict=True):
+        for lines, code in zip(laid, EMPHASIS):
             for line in lines:
                 text = visible(line)
                 print(f"\x1b[{code}m{text}\x1b[0m" if has_emphasis and code else text)
