@@ -188,7 +188,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         # 23,648 · 128 KiB and 0.03 of 23.67 GiB are 3.6 GiB of 3.54; 1.71 and 0.05 of 79.18 GiB are 5.67 of 5.07; 13.26 and 0.066 of 78.5 are 18.44 of 4 · 32,768 · 144 KiB
         (logs.V0_6_3.split("ValueError: ")[1], "--model llama-3.1-8b --gpu rtx3090", "are left; it fits with `--gpu-memory-utilization 0.95` or `--max-model-len 23632`.", "0 by the log, 1 predicted"),
         (AVAILABLE.format(1.71), H100.format("gpt-oss-120b", "128k"), "1.71 GiB of KV cache, 3.36 GiB too small for 131,072 tokens; it fits with `--gpu-memory-utilization 0.97`", "0 by the log"),
-        (logs.SGLANG.replace("26.63", "6.63"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4; it fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
+        (logs.SGLANG.replace("26.63", "6.63").replace("387811", "96556"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4; it fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
         (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960; it fits with `--max-model-len 65536`.", "vllm serve"),
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
         ("Maximum concurrency for 8,192 tokens per request: 4.61x", L4.format("8k"), "KV cache fit 4 users of 8,192 tokens", "4 logged"),

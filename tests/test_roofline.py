@@ -306,7 +306,7 @@ def test_each_pass_names_what_differs(kvcalc: Run) -> None:
     """With -v, each table has the sentence of its own context, batch size and weights."""
     shown = kvcalc("roofline gpt2 --context 64,900 --batch-size 1,8 -v").joined
     assert shown.endswith(kvcalc("roofline gpt2 --context 900 --batch-size 8 -v").joined)
-    assert "with fp8 + bf16 weights and 4,096 tokens" in kvcalc("roofline llama-3-8b -q bf16,fp8 -v").joined
+    assert "4,096 tokens on h100-sxm with fp8 + bf16 weights takes" in kvcalc("roofline llama-3-8b -q bf16,fp8 -v").joined
     assert (
         "memory-bound at 14.6 FLOP/B, KV cache ≥ 14.3 ms + weights ≥ 3.13 ms"
         in kvcalc("roofline llama-3-8b --batch-size 64 --context 8k --gpu h200").joined

@@ -184,8 +184,8 @@ def _calibrate_all_stacks(
     rows = [select_rows(tables, *pair, lambda text: None) for pair in pairs]
     records = []
     with ProcessPoolExecutor() as pool:
-        results = pool.map(_fit_stack, *zip(*pairs, strict=True), rows, repeat(provenance))
-        for (gpu, stack), (fits, text) in zip(pairs, results, strict=True):
+        results = pool.map(_fit_stack, *zip(*pairs), rows, repeat(provenance))
+        for (gpu, stack), (fits, text) in zip(pairs, results):
             if text:
                 path = (
                     Path(out) / gpu.name / f"{stack}.yaml" if out else preset_path(gpu, stack)

@@ -130,9 +130,7 @@ def compare_answer(
 
         texts = [explain_table(compare_table(deployments, records))]
         rows = product(deployments, variants, batches, contexts)
-        for record, (deployment, (_, changed), batch_size, context) in zip(
-            records, rows, strict=True
-        ):
+        for record, (deployment, (_, changed), batch_size, context) in zip(records, rows):
             shape = context, batch_size, changed.precision(deployment.precision), block_size
             texts.append(explain_size(record, changed.model, *shape, deployment.parallelism))
         return "\n".join(texts)

@@ -66,7 +66,7 @@ def models_of(names: Sequence[str], changes: Sequence[str] = ()) -> "list[Model]
     names = [model.name for model in models]
     return [
         replace(model, name=printable(word, 80)) if names.count(model.name) > 1 else model
-        for model, word in zip(models, words, strict=True)
+        for model, word in zip(models, words)
     ]
 
 

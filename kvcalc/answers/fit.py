@@ -201,8 +201,8 @@ def fit_points(
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
     layers = range(max(model.layers for model in loaded))  # each stage looks for its own
     check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
-    names = {model.name: word for model, word in zip(loaded, typed_models, strict=True)}
-    names |= {gpu.name: word for gpu, word in zip(gpus, gpu_words(first.gpu), strict=True)}
+    names = {model.name: word for model, word in zip(loaded, typed_models)}
+    names |= {gpu.name: word for gpu, word in zip(gpus, gpu_words(first.gpu))}
     points = []
     for model, gpu, placement, fit_option in product(loaded, gpus, placements, options):
         deployment = TimedDeployment(

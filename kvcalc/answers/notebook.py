@@ -61,7 +61,7 @@ def takes_options(
         def run(self: "Deployment", *values: Any, **options: Any) -> Answer:
             if len(values) > len(names):
                 raise TypeError(f"{method.__name__} takes at most {len(names)} arguments")
-            options = dict(zip(names, values, strict=False)) | options
+            options = dict(zip(names, values)) | options
             check_known(options, names)
             return method(self, options)
 

@@ -78,7 +78,7 @@ def html_page(deployment: TimedDeployment, request: PageRequest) -> str:
             for chart in map(drawable, section.answer._charts()):
                 charts.append((section.title, chart._replace(picture_head=("", ""))))
     pictures = defaultdict(list)
-    for (title, _), picture in zip(charts, svgs_html([c for _, c in charts]), strict=True):
+    for (title, _), picture in zip(charts, svgs_html([c for _, c in charts])):
         pictures[title].append(picture)
     fitted = fit(deployment, options_for(deployment, max_model_len=request.context))
     parts = {

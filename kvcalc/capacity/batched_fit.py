@@ -81,7 +81,7 @@ class BatchedFit(NamedTuple):
         budgets = np.maximum(remaining, 0)
         stage_sequences = [
             plan.max_sequences(cache_bytes, length, shared)
-            for plan, cache_bytes in zip(self.plans.values(), budgets, strict=True)
+            for plan, cache_bytes in zip(self.plans.values(), budgets)
         ]
         smallest = np.min(np.broadcast_arrays(*stage_sequences), axis=0)
         return smallest.astype(np.int64) * self.fit.ranks.dp
@@ -103,7 +103,7 @@ class BatchedFit(NamedTuple):
 
         fit = self.fit
         result = np.empty((len(self.plans), len(self.gpus), len(counts)), dtype=np.int64)
-        for rows, stage in zip(result, self.plans, strict=True):
+        for rows, stage in zip(result, self.plans):
             start = fit.startup(stage, -(-counts // fit.ranks.dp))
             terms = {}
             for index, gpu in enumerate(self.gpus):

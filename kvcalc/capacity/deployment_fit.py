@@ -477,7 +477,7 @@ class Fit(msgspec.Struct, frozen=True, dict=True):
         def is_short(steps: int) -> bool:
             return any(
                 self.remaining_bytes(stage_terms, steps / UTILIZATION_STEPS) < cache
-                for stage_terms, cache in zip(terms, caches, strict=True)
+                for stage_terms, cache in zip(terms, caches)
             )
 
         utilization = (largest_fitting(is_short, UTILIZATION_STEPS) + 1) / UTILIZATION_STEPS

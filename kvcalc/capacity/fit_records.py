@@ -451,4 +451,4 @@ def _batch_memory(
         has_memory = result.has_given_cache or not result.shortage_bytes
         fits = has_memory and needed <= int(plan.pool(result.kv_budget))
     values = fits, result.kv_budget, needed, result.sequences, None
-    return dict(zip(MEMORY_KEYS.split(), values, strict=True))
+    return dict(zip(MEMORY_KEYS.split(), values))

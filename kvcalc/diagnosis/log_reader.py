@@ -111,8 +111,9 @@ PATTERNS = {
         reserved <cache> GiB memory for KV Cache as specified
         Initial free memory:? <free> GiB
         GPU KV cache size: <tokens> tokens
-        GPU blocks: <blocks>,
-        cuda blocks: <blocks>,
+        GPU blocks: <blocks>
+        cuda blocks: <blocks>
+        kv_cache_size=<cache>GiB
         Overriding num_gpu_blocks.{0,80}num_gpu_blocks_override=<num_gpu_blocks_override>
         Maximum concurrency for <max_model_len> tokens per request: <concurrency>x
         Graph capturing finished in [\d.]+ secs?, took <graphs> GiB

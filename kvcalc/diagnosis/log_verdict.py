@@ -32,6 +32,7 @@ from kvcalc.diagnosis.diagnosis import BLOCK_TOKENS, ITEM_NAMES, Diagnosis, Memo
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.library.load import load_gpu
+from kvcalc.model.memory import cache_size
 from kvcalc.question.fit_question import TypedWords
 from kvcalc.records.plan import AdviceRecord, DiagnoseRecord
 from kvcalc.units import format_bytes
@@ -578,6 +579,8 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
     if logged.has_given_cache:
         # like vLLM's own figure, without subtracting a placeholder block
         computed = logged.plan.concurrency(logged.kv_budget, tokens) + ROUNDING
+        if "tokens" in boot.counts and not cache_size(predicted.model, tokens).fixed:
+            computed = boot.counts["tokens"] / tokens
         sequences[0] = int(stated or computed) * predicted.ranks.dp
     if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
         is_long = tokens > predicted.length and not predicted.options.kv_unified
@@ -590,7 +593,8 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
     )
     if cells := boot.counts.get("tokens") or boot.counts.get("cells"):
         is_hybrid = boot.concurrency * predicted.length > 1.02 * cells
-        place = "if each layer kept all" if is_hybrid else "in the cache"
+        size = format_bytes(boot.size("cache") // cells)
+        place = "if each layer kept all" if is_hybrid else f"in the cache, {size} each"
         text += f", {cells:,} tokens {place}"
     return sequences[0], f"users of {tokens:,} tokens that fit: {text}"
 
@@ -615,7 +619,10 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> s
     cache = f"{about}{format_bytes(boot.cache_bytes)} of KV cache"
     cache += " per GPU" * (predicted.ranks.gpus > 1 and boot.engine != "llama.cpp")
     if not sequences and logged.headroom_bytes < 0:
-        stored = boot.counts.get("tokens", logged.plan.tokens(boot.size("cache"), tokens))
+        stored = logged.plan.tokens(boot.size("cache"), tokens)
+        stored = boot.counts.get(
+            "tokens", BLOCK_TOKENS * boot.counts.get("blocks", 0) or stored
+        )
         lacking = f"{format_bytes(-logged.headroom_bytes)} too small for {tokens:,} tokens"
         return f"{stored:,} tokens fill {cache}, {lacking}."
     users = _users(boot, sequences, tokens, count, predicted.length)

@@ -252,7 +252,7 @@ def measure_shapes(
         yield {
             **_common_columns(shape.op, machine.name),
             **dict.fromkeys(dtypes, shape.dtype),
-            **dict(zip(FAMILIES[shape.op].columns, shape.counts, strict=True)),
+            **dict(zip(FAMILIES[shape.op].columns, shape.counts)),
             "time_us": time.median * 1e6,
         }
 

@@ -248,7 +248,7 @@ class LayerStack:
         return self._outputs(self.x, caches, self.case.past)
 
     def _outputs(self, x: Tensor, caches: Sequence[LayerCache | None], past: int) -> Tensor:
-        for mixer, cache in zip(self.mixers, caches, strict=True):
+        for mixer, cache in zip(self.mixers, caches):
             x = mixer(x, cache, past)
         return x
 
@@ -282,7 +282,7 @@ class LayerStack:
         prepared = [mixer.prepare(self.x, past) for mixer in self.mixers]
 
         def step(caches: Sequence[LayerCache]) -> None:
-            for mixer, inputs, cache in zip(self.mixers, prepared, caches, strict=True):
+            for mixer, inputs, cache in zip(self.mixers, prepared, caches):
                 mixer.core(inputs, cache, past)
 
         return step

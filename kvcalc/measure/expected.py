@@ -280,9 +280,9 @@ class RateSampler:
         Args:
             gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
         """
-        columns = zip(*self.samples, strict=True)
+        columns = zip(*self.samples)
         vector_s, host_s, *products = (statistics.median(column) for column in columns)
-        attention_s = dict(zip(self.heads, products[len(self.rows) :], strict=True))
+        attention_s = dict(zip(self.heads, products[len(self.rows) :]))
         product_s = tuple(products[: len(self.rows)])
         is_cuda = self.machine.cuda
         return MachineRates(self.rows, product_s, attention_s, vector_s, host_s, gpu, is_cuda)

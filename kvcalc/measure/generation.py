@@ -295,7 +295,7 @@ def run_generation(
         rates = sampler.rates(gpu)
         records = [run.record(steps, rates) for run in runs]
         cached, end = records[0], request.prompt_len + steps
-        for run, record in zip(runs, records, strict=True):
+        for run, record in zip(runs, records):
             yield {
                 **record,
                 "same_tokens": torch.equal(run.tokens[:, :end], runs[0].tokens[:, :end]),

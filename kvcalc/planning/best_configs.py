@@ -182,7 +182,7 @@ class ClosestMisses:
         cells = (rows * width + totals)[close]
         close = close[first_of_groups(cells, factors[close], orders[close])]
         columns = (values[close].tolist() for values in (rows, totals, orders))
-        for row, total, order, candidate in zip(*columns, batch.candidates(close), strict=True):
+        for row, total, order, candidate in zip(*columns, batch.candidates(close)):
             cell, factor = (row, total), candidate.violation_factor
             if factor < self.factors[cell] or order < self._misses[cell][0]:
                 self.factors[cell] = factor
@@ -271,7 +271,7 @@ def launch_lines(
         used_ranks += ranks.dp
     lines = []
     proxy: dict[str, list[tuple[str, int]]] = {role: [] for role in PORTS}
-    for role, (number, first_gpu, first_rank) in zip(roles, places, strict=True):
+    for role, (number, first_gpu, first_rank) in zip(roles, places):
         address = f"${{HOST{number + 1}}}" if host else "localhost"
         port = PORTS[role] + len(proxy[role])
         proxy[role].append((address, port))
@@ -286,7 +286,7 @@ def launch_lines(
     if prefill_replicas:
         words = [f"python {PROXY} --port {PROXY_PORT}"]
         for option, role in (("prefiller", PRODUCER), ("decoder", CONSUMER)):
-            hosts, ports = zip(*proxy[role], strict=True)
+            hosts, ports = zip(*proxy[role])
             words.append(f"--{option}-hosts {' '.join(hosts)}")
             words.append(f"--{option}-ports {' '.join(map(str, ports))}")
         lines.append(" ".join(words))
@@ -464,7 +464,7 @@ class CandidateRanking:
         figures = batch.figures
         names = [deployment.gpu.name for deployment in batch.deployments]
         bounds = [deployment.calibration is None for deployment in batch.deployments]
-        self._has_bounds |= zip(names, bounds, strict=True)
+        self._has_bounds |= zip(names, bounds)
         rows, prices, memory = np.array([self._gpus[name] for name in names])[batch.index].T
         rows = rows.astype(int)
         orders = split_order(batch)
@@ -494,8 +494,8 @@ class CandidateRanking:
         for groups, count in ((batch.index, 1), (rows, MAX_BEST)):
             ordered = [key[selected] for key in keys]
             selected = selected[first_of_groups(groups[selected], *ordered, count=count)]
-        sort_keys = zip(*(key[selected].tolist() for key in keys), strict=True)
-        for entry in zip(sort_keys, batch.candidates(selected), strict=True):
+        sort_keys = zip(*(key[selected].tolist() for key in keys))
+        for entry in zip(sort_keys, batch.candidates(selected)):
             ranked = self._best.setdefault(entry[1].gpu, [])
             ranked.append(entry)
             ranked.sort(key=itemgetter(0))

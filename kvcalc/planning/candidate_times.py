@@ -117,7 +117,7 @@ def time_pass(
         if calibration:
             operators = layers + [
                 replace(transfer, count=count)
-                for transfer, count in zip(transfers, counts, strict=True)
+                for transfer, count in zip(transfers, counts)
                 if count.any()
             ]
             kernels_s = kernel_seconds(operators, gpu, calibration)
@@ -125,7 +125,7 @@ def time_pass(
         else:
             index = bounded_gpus.index(gpu)
             seconds = through_s[..., index]
-            for transfer_s, count in zip(between_s, counts, strict=True):
+            for transfer_s, count in zip(between_s, counts):
                 if count.any():
                     seconds = seconds + transfer_s[..., index] * count
         yield variants.indices, seconds

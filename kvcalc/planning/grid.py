@@ -160,7 +160,7 @@ class CandidateBatch(NamedTuple):
         deployments = [self.deployments[index] for index in self.index[indices].tolist()]
         return [
             Candidate(self.need, self.speculation, *row)
-            for row in zip(deployments, *(column.tolist() for column in columns), strict=True)
+            for row in zip(deployments, *(column.tolist() for column in columns))
         ]
 
 

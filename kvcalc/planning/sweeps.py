@@ -241,7 +241,7 @@ def generation_work(
     flops: list[list[float]] = [[], [], [], []]
     for length in lengths:
         passes = Batch.prefill(length), Batch.decode(length)
-        for batch, columns in zip(passes, (flops[:2], flops[2:]), strict=True):
+        for batch, columns in zip(passes, (flops[:2], flops[2:])):
             operators = through_layers(model, batch, precision, parallelism)
             attention = [operator for operator in operators if operator.role is Role.CORE]
             columns[0].append(float(total(operators).flops))

@@ -49,7 +49,6 @@ def precision_losses(model: Model, precision: Precision) -> list[str]:
         _stored_formats(model, precision),
         _stored_formats(model, PUBLISHED),
         (_weight_bits, _cache_bits),
-        strict=True,
     )
     return [
         f"{content} in {name}, published in {former}: {loss_of(content, name)}"

@@ -94,6 +94,14 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
             Formula("price · {gpus} GPUs / 3600 s / {output_tokens_per_s} · 10^6"),
         ]
     ]
+    decode_cost_per_million_tokens: NotRequired[
+        Annotated[
+            FloatOrNull,
+            "part of it for decode steps; null without tpot_s",
+            "decoding per 1M",
+            Formula("price · {gpus} GPUs / 3600 s / {decode_tokens_per_s} · 10^6"),
+        ]
+    ]
     energy_per_token_j: Annotated[
         FloatOrNull,
         "all GPUs at full power all the time; null if the power or e2e_s is unknown",

@@ -31,11 +31,11 @@ from kvcalc.question.options import parse_number
 from kvcalc.question.serving_options import LatencyOptions, check_steps
 from kvcalc.records import Record
 from kvcalc.serving.speculation import (
-    ACCEPTANCE,
     best_drafted,
     break_even_batch,
     draft_model,
     expected_tokens,
+    requested_speculation,
     step_times,
 )
 from kvcalc.timing.deployment import HostTransfer, TimedDeployment
@@ -416,7 +416,7 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
         "time_p90_error": None if pooling else deployment.p90_error(last_step),
         "uncalibrated_share": float(deployment.uncalibrated_share(last_step)),
     }
-    record |= _per_token(deployment, options, latency.e2e_s)
+    record |= _per_token(deployment, options, latency.e2e_s, record["decode_tokens_per_s"])
     host_bytes = deployment.host_weights
     transfer = HostTransfer(seconds=None)
     if host_bytes:
@@ -436,10 +436,13 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
 
 
 def _per_token(
-    deployment: TimedDeployment, options: LatencyOptions, e2e_s: float | None
+    deployment: TimedDeployment,
+    options: LatencyOptions,
+    e2e_s: float | None,
+    decode_rate: float | None,
 ) -> Record:
     """Return rate, cost and energy per output token, or per input token of an embedder. All tokens
-    take `e2e_s` seconds.
+    take `e2e_s` seconds, and decode steps generate `decode_rate` tokens per second.
     """
     gpus, power = deployment.parallelism.gpus, deployment.gpu.power_w
     size, given_rate = options.batch_size, options.output_throughput
@@ -454,7 +457,9 @@ def _per_token(
     elif given_rate:
         record["output_throughput"] = given_rate
     if price := prices_of(options.price_per_hour, [deployment.gpu]).get(deployment.gpu.name):
-        record["cost_per_million_tokens"] = rate and cost_per_million(price, gpus, rate)
+        for name, tokens_per_s in (("", rate), ("decode_", decode_rate)):
+            cost = tokens_per_s and cost_per_million(price, gpus, tokens_per_s)
+            record[f"{name}cost_per_million_tokens"] = cost
     return record | {"energy_per_token_j": power * gpus / rate if power and rate else None}
 
 
@@ -534,8 +539,7 @@ def _speculative(
 ) -> Record:
     """Return the fields about a step of speculative decoding in the middle of the answer."""
     context = options.mid_length
-    drafted = options.num_speculative_tokens
-    accepted = ACCEPTANCE if options.acceptance_rate is None else options.acceptance_rate
+    drafted, accepted = requested_speculation(deployment.model, options)
     shape = deployment, draft, context, options.batch_size
     times = step_times(*shape, drafted) if drafted else best_drafted(*shape, accepted)
     return {

@@ -23,7 +23,12 @@ from kvcalc.serving.cache_accounting import Log, Pool, make_pool
 from kvcalc.serving.request_latency import MAX_SUSTAINED_SHARE, cost_per_million, prices_of
 from kvcalc.serving.requests import Clients, Requests, clients_of, sample_workload
 from kvcalc.serving.simulation import KVTransfer, Progress, Served, scheduling_of, simulate
-from kvcalc.serving.speculation import ACCEPTANCE, Drafting, best_drafted, draft_model
+from kvcalc.serving.speculation import (
+    Drafting,
+    best_drafted,
+    draft_model,
+    requested_speculation,
+)
 from kvcalc.serving.step_timers import InterpolatedStepTimer, SpeculativeStepTimer, StepTimer
 from kvcalc.timing.calibration import find_engine_overheads
 from kvcalc.timing.deployment import TimedDeployment
@@ -362,10 +367,7 @@ class Server:
         if not settings.draft:
             return None
         draft = replace(deployment, model=draft_model(deployment.model, settings.draft))
-        accepted = ACCEPTANCE if settings.acceptance_rate is None else settings.acceptance_rate
-        drafted = settings.num_speculative_tokens
-        if not drafted and settings.draft == "mtp" and deployment.model.mtp:
-            drafted = deployment.model.mtp.layers
+        drafted, accepted = requested_speculation(deployment.model, settings)
         if not drafted:
             context = max(1, round(requests.input_len.mean() + requests.output_len.mean() / 2))
             drafted = best_drafted(deployment, draft, context, 1, accepted).drafted

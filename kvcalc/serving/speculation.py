@@ -5,6 +5,7 @@ probability a, independently. Source: Leviathan et al. 2023, arXiv 2211.17192 §
 step takes k decode passes of the draft and one pass of k + 1 queries per sequence of the model.
 """
 
+from bisect import bisect_left as bisect
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from kvcalc.layers.batch import Batch, Sequences
 from kvcalc.layers.feed_forward import Projections
 from kvcalc.library.load import load_model, with_changes
 from kvcalc.model.model import Model, check_vocabulary
+from kvcalc.question.serving_options import LatencyOptions, ServerSettings
 from kvcalc.timing.deployment import TimedDeployment
 
 MAX_BEST_DRAFTED = 16  # draft tokens per step up to which the best number is searched
@@ -38,6 +40,39 @@ def expected_tokens(acceptance: float, drafted: int) -> float:
     if acceptance == 1:
         return float(drafted + 1)
     return (1 - acceptance ** (drafted + 1)) / (1 - acceptance)
+
+
+def requested_speculation(
+    model: Model, options: LatencyOptions | ServerSettings
+) -> tuple[int, float]:
+    """Return the draft tokens per step, 0 for the fastest number, and their acceptance rate.
+
+    Multi-token prediction drafts a token per prediction layer by default. An acceptance rate above
+    1 is the mean number of tokens per step. Example: 2.8 with 4 draft tokens is a rate of 0.7066.
+
+    Args:
+        model: The target model.
+        options: Options with the draft.
+
+    Raises:
+        UserError: The mean is above the draft tokens + 1, or their number is unknown.
+    """
+    drafted, accepted = options.num_speculative_tokens, options.acceptance_rate
+    if options.draft == "mtp" and model.mtp:
+        drafted = drafted or model.mtp.layers
+    if accepted is None:
+        return drafted, ACCEPTANCE
+    if accepted > drafted + 1:
+        raise UserError(
+            f"acceptance-rate {accepted} is above {drafted} draft tokens + 1",
+            "Add --num-speculative-tokens",
+        )
+    if accepted > 1:
+        rates = [step / 10_000 for step in range(10_001)]
+        accepted = rates[
+            bisect(rates, accepted, key=lambda rate: expected_tokens(rate, drafted))
+        ]
+    return drafted, accepted
 
 
 class Drafting(NamedTuple):

@@ -171,7 +171,7 @@ def _validate_table(table: MeasurementFile, stack: str, source: Gpu | None) -> V
             if calibration:
                 served = served_times(rows, gpu, calibration)
                 calibrated[indices] = [figures.tpot_us for figures in served]
-                validation.served.update(zip(indices, served, strict=True))
+                validation.served.update(zip(indices, served))
         else:
             times = _kernels_us(op, kind, columns_of(rows), gpu, calibration)
             bound[indices], calibrated[indices] = times
@@ -250,7 +250,7 @@ def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[
     # measured time to first token and tokens/s, then both simulated.
     groups = defaultdict(list)
     for v in validations:
-        rows = zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist(), strict=True)
+        rows = zip(v.table.rows, v.gpus, v.bound.tolist(), v.calibrated.tolist())
         for index, (row, gpu, bound, predicted) in enumerate(rows):
             group = tuple(gpu if key == "gpu" else getattr(row, key) for key in by)
             measured = row.served if row.op in SERVING else UNKNOWN
@@ -261,7 +261,7 @@ def error_records(validations: Iterable[Validation], by: Sequence[str]) -> list[
         columns = np.transpose(figures)
         is_calibrated = bool(np.isfinite(columns[2]).any())
         record = {
-            **dict(zip(by, names, strict=True)),
+            **dict(zip(by, names)),
             "rows": columns.shape[1],
             **_error_figures(columns[[0, 2 if is_calibrated else 1]]),
             "basis": "calibrated" if is_calibrated else "roofline",
@@ -283,7 +283,7 @@ def _error_figures(pair: Array) -> Record:
         ratio = np.median(predicted / measured)
         figures = [float(f) for f in (np.median(error), np.quantile(error, 0.9), ratio)]
     keys = ("median_abs_error", "p90_abs_error", "median_ratio")
-    return {"predicted_rows": len(measured), **dict(zip(keys, figures, strict=True))}
+    return {"predicted_rows": len(measured), **dict(zip(keys, figures))}
 
 
 PREDICTED_COLUMNS = ("roofline_us", "calibrated_us")
@@ -324,13 +324,13 @@ def _rows_with_predictions(v: Validation) -> list[dict[str, str]]:
     rows = []
     for cells in v.table.cells:
         # the first of equal names counts
-        first_cells = zip(reversed(names[: len(cells)]), reversed(cells), strict=True)
+        first_cells = zip(reversed(names[: len(cells)]), reversed(cells))
         rows.append({"op": file_op, **dict(first_cells), **dict.fromkeys(columns, "")})
     for i, measured in enumerate(v.table.rows):
         row = rows[measured.row_index]
         if "op" not in names:
             row["op"] = measured.op
         figures = v.bound[i], v.calibrated[i], *v.served.get(i, UNKNOWN)[1:]
-        for column, value in zip(columns, figures, strict=True):
+        for column, value in zip(columns, figures):
             row[column] = f"{value:.6g}" if 0 < value < inf else ""
     return rows

@@ -142,7 +142,7 @@ def scan(
     """
     outputs = []
     inputs = (tensor.split(CHUNK, 2) for tensor in (q, k, v, step, decay))
-    for chunk in zip(*inputs, strict=True):
+    for chunk in zip(*inputs):
         out, state = _chunk(chunk, state)
         outputs.append(out)
     return torch.cat(outputs, 2), state

@@ -207,7 +207,7 @@ def gathered_rows(x: Tensor, positions: Tensor) -> Tensor:
         x: Rows [B, 1, S, w] of B sequences of S tokens, with width w.
         positions: k positions of each sequence [B, 1, k].
     """
-    sequences = zip(x[:, 0], positions[:, 0], strict=True)
+    sequences = zip(x[:, 0], positions[:, 0])
     return torch.stack([rows.index_select(0, indices) for rows, indices in sequences])[:, None]
 
 

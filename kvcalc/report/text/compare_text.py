@@ -133,9 +133,7 @@ def _size_sentence(
     records: Sequence[SizeRecord], model: Model, precision: Precision, parallelism: Parallelism
 ) -> str:
     """Return a sentence on the size of the KV cache. Of several models or formats, it names the
-    smallest and largest.
-
-    The sizes are compared at the last context and batch size.
+    smallest and largest at the last context and batch size.
 
     Args:
         model: The model of the last record, with its data types and parallelism.
@@ -186,7 +184,9 @@ def _size_sentence(
     total *= bool(last["weight_bytes"])
     if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
         return answer_sentence(sentence, ", because tp does not divide it", total)
-    return answer_sentence(sentence, _per_token_clause(last, start), total)
+    tokens = last["equal_weights_context"] or 0
+    equal_at = f", equal at {tokens:,} tokens" * (0 < tokens <= (model.max_context or tokens))
+    return answer_sentence(sentence, _per_token_clause(last, start), total, equal_at)
 
 
 def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:

@@ -136,9 +136,9 @@ def _pass_sentence(
     count = f"{total['batch_size']:,} × " * (total["batch_size"] > 1)
     subject = f"The slowest of {stages} stages in a " if stages > 1 else "A "
     subject += (
-        f"{PHASES[total['phase']]} of {total['model']} on "
+        f"{PHASES[total['phase']]} of {total['model']} with {count}{total['context']:,} tokens on "
         f"{f'{gpus}× ' * (gpus > 1)}{total['gpu']}{f' with {name}' * bool(name)}"
-        f" {'and' if name else 'with'} {count}{total['context']:,} tokens takes"
+        f"{', exceeding its memory,' * (total['fits'] is False)} takes"
     )
     at_least = "≥ " * (not total["time_s"])
     time = total["time_s"] or total["roofline_s"]
@@ -148,7 +148,6 @@ def _pass_sentence(
     ]
     parts *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound at {_intensities([total])}"
-    limit += ", but exceeds GPU memory" * (total["fits"] is False)
     if time > MAX_BOUND_RATIO * total["roofline_s"]:
         limit += f", at best {kernel_seconds(total['roofline_s'])}"
     return answer_sentence(
@@ -163,13 +162,15 @@ def _operator_clauses(ffn_sizes: set[str | None], records: Iterable[Record]) -> 
         ffn_sizes: Smallest batches or prompts with a compute-bound FFN. Only a common one is named.
         records: Records of operators. Only a common intensity of attention is named.
     """
-    intensities = {_intensities([r]) for r in records if r["operator"] == "attention"}
-    return [
-        f", {text} {value}"
-        for text, values in (("FFNs compute-bound from", ffn_sizes), ("attention", intensities))
-        for value in values
-        if value and len(values) == 1
-    ]
+    clauses = []
+    size, *others = ffn_sizes
+    if size and not others:
+        clauses.append(f", FFNs compute-bound from {size}")
+    attention = [r for r in records if r["operator"] == "attention"]
+    if len(set(map(digits, (r["intensity"] for r in attention)))) == 1:
+        bound = f"{attention[0]['bound']}-bound at " * (not clauses)
+        clauses.append(f", attention {bound}{_intensities(attention)}")
+    return clauses
 
 
 def _summary_sentence(totals: Records, further: Iterable[str]) -> str:

@@ -57,8 +57,8 @@ LENGTHS = "batch_size input_len output_len"
 LATENCY = columns(
     LatencyRecord,
     f"model gpu {VARIANTS} {LENGTHS} ttft_s uncached_ttft_s tpot_s e2e_s decode_tokens_per_s "
-    "sequences_per_s cost_per_million_tokens flops bytes | tpot_first_s tpot_last_s "
-    "output_tokens_per_s energy_per_token_j *",
+    "sequences_per_s cost_per_million_tokens decode_cost_per_million_tokens flops bytes | "
+    "tpot_first_s tpot_last_s output_tokens_per_s energy_per_token_j *",
     inputs=f"model gpu {LENGTHS}",
     optional=VARIANTS,
     hidden="gpus fits max_num_seqs speedup",
@@ -112,7 +112,7 @@ def latency_tables(records: Records) -> list[Table]:
         title = f"One million output tokens of {_server_words(records[0])} cost {cost}."
         notes.append("Costs are price ÷ the measured rate. Times are predictions.")
     elif any(r.get("cost_per_million_tokens") for r in records):
-        notes.append("Costs are price ÷ end-to-end tokens/s, so they include the prompts.")
+        notes.append("Costs are price ÷ end-to-end tokens/s with prompts, without idle time.")
     details = [
         *short,
         *pass_details(records),
@@ -158,9 +158,8 @@ def _latency_sentence(records: Records) -> str:
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
-    output = plural(best["output_len"], "output token")
     prompt = f"{best['input_len']:,} input + " * (not first.get("draft"))
-    work = f"{requests}{prompt}{output}"
+    work = f"{requests}{prompt}{plural(best['output_len'], 'output token')}"
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     loads = equal_records(timed, best, *DEPLOYMENT)
@@ -171,7 +170,7 @@ def _latency_sentence(records: Records) -> str:
         load_names[loads.index(best)],
     )
     costs = _cost_clauses(best, timed)
-    clauses = [*drafted, *costs]
+    clauses = drafted or costs[1:]
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
@@ -186,7 +185,6 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
-    clauses += _bound_clauses(equal_records(records, first, *LOAD_WORDING), best)
     is_plain = best["tpot_s"] and not (drafted or best.get("speedup"))
     mark, is_rated = "≤ " * bool(at_most), is_plain and not costs
     if is_rated:
@@ -202,8 +200,10 @@ def _latency_sentence(records: Records) -> str:
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return answer_sentence(f"{_server_words(best)}{misfit} embeds {rates}")
-    start = f"{_server_name(best, equal)}{misfit} takes {at_least}{seconds(best['e2e_s'])}"
-    return answer_sentence(f"{start} for {work}", *clauses)
+    start = f" takes {at_least}{seconds(best['e2e_s'])}"
+    if costs and not drafted:
+        start = costs[0].replace(", costing", " costs")
+    return answer_sentence(f"{_server_name(best, equal)}{misfit}{start} for {work}", *clauses)
 
 
 def _draft_clauses(records: Records, load: str) -> list[str]:
@@ -239,16 +239,6 @@ def _generation_sentence(records: Records) -> str:
         f"{misfit}",
         "; TTFT is unknown",
     )
-
-
-def _bound_clauses(records: Records, best: Record) -> list[str]:
-    """Return a clause on the time of each other record whose times are datasheet bounds."""
-    names = sides(records).names
-    return [
-        f", and at least {seconds(record['e2e_s'])} with {name}"
-        for record, name in zip(records, names)
-        if record["time_basis"] == BOUND and record["e2e_s"] and record is not best
-    ]
 
 
 def _bound_words(record: Record) -> tuple[str, str]:
@@ -399,8 +389,8 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
     if others:
         cost, name = min(others)
         clauses.append(f" and {mark}{cost:,.2f}{name}")
-    elif record.get("batch_size") == 1:
-        clauses.append(" at batch 1")
+    elif decoding := record.get("decode_cost_per_million_tokens"):
+        clauses.append(f", {mark}{decoding:,.2f} of it for decoding")
     return clauses
 
 
