@@ -138,7 +138,7 @@ def select(conditions: Sequence[Value], values: Sequence[Value], default: Value)
         default: Result if no condition is true: a number or an array.
     """
     result = default
-    for condition, value in zip(reversed(conditions), reversed(values), strict=True):
+    for condition, value in zip(reversed(conditions), reversed(values)):
         result = where(condition, value, result)
     return result
 

@@ -193,7 +193,7 @@ def format_si(value: float, unit: str = "") -> str:
         unit: Unit that follows the prefix, such as `B/s`.
     """
     rounded = float(f"{abs(value):.3g}")  # 999.6 is 1 k to three digits
-    for power, prefix in zip(range(18, 0, -3), "EPTGMk", strict=True):
+    for power, prefix in zip(range(18, 0, -3), "EPTGMk"):
         if rounded >= 10**power:
             return f"{value / 10**power:.3g} {prefix}{unit}".rstrip()
     return f"{value:.3g} {unit}".rstrip()

@@ -20,8 +20,6 @@ from kvcalc.capacity.fit_options import FitOptions
 from kvcalc.errors import UserError, join_words
 from kvcalc.model.memory import weight_bytes, windows
 from kvcalc.model.model import Model
-from kvcalc.storage.formats import canonical
-from kvcalc.storage.ggml import mix_of
 from kvcalc.storage.quantization import loss_of
 from kvcalc.timing.deployment import TimedDeployment
 from kvcalc.units import format_bytes
@@ -260,21 +258,19 @@ def smaller_weights(start: ConfigChange) -> ConfigChanges:
     """Yield the request with each smaller weight format that the engine can load, largest first.
 
     A format must save at least 10% of the weights' bytes. fp8 is left out if the GPU has no fp8
-    matrix units, or if the weights are quantized already. Nothing is yielded if the requested dtype
-    is fp8, or for a GGUF file with an engine other than llama.cpp.
+    matrix units. Nothing is yielded if the weights are quantized already, except for llama.cpp.
 
     Args:
         start: The request, possibly with earlier changes.
     """
     deployment, options = start.deployment, start.options
     model, precision = deployment.model, deployment.precision
-    is_gguf = any(q.label == "gguf" or mix_of(q.label) for q in model.quantization)
-    is_fixed = is_gguf and options.engine != "llama.cpp"
-    if canonical(precision.dtype) == "fp8" or is_fixed:
+    is_quantized = precision.quantization or model.quantization
+    if is_quantized and options.engine != "llama.cpp":
         return
     limit = SMALLER_WEIGHTS * weight_bytes(model, precision)
     for name in options.rules.smaller_weights:
-        if name == "fp8" and ("fp8" not in deployment.gpu.flops_per_s or model.quantization):
+        if name == "fp8" and "fp8" not in deployment.gpu.flops_per_s:
             continue
         cost = f"weights in {name}: {loss_of('weights', name)}"
         change = start.changed(cost, quantization=name)

@@ -618,6 +618,9 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> s
     about = "about " * ("computed_cache" in boot.figures)
     cache = f"{about}{format_bytes(boot.cache_bytes)} of KV cache"
     cache += " per GPU" * (predicted.ranks.gpus > 1 and boot.engine != "llama.cpp")
+    memory = predicted.budget.memory
+    if boot.size("cache") > memory and "add --gpu" not in str(diagnosis.remarks):
+        return f"By the log, {cache} exceed the {format_bytes(memory)} of {predicted.gpu.name}."
     if not sequences and logged.headroom_bytes < 0:
         stored = logged.plan.tokens(boot.size("cache"), tokens)
         stored = boot.counts.get(

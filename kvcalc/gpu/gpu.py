@@ -167,6 +167,20 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         )
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
 
+    def at_mfu(self, share: float) -> "Gpu":
+        """Return the GPU with a share of its matrix peaks, as a model FLOPs utilization below 1.
+
+        Args:
+            share: The share, such as 0.5; 0 for all.
+        """
+        first, second = (
+            {dtype: rate * (share or 1) for dtype, rate in peaks.items()}
+            for peaks in (self.flops_per_s, self.fp16_accumulate_flops_per_s)
+        )
+        return msgspec.structs.replace(
+            self, flops_per_s=first, fp16_accumulate_flops_per_s=second
+        )
+
     def computes(self, dtype: str) -> bool:
         """Return whether the GPU has a matrix unit with a known peak for `dtype` or a wider dtype.
 

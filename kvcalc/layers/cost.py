@@ -43,7 +43,7 @@ class Cost(NamedTuple):
     inter_node_bytes: Num = 0
 
     def __add__(self, other: "Cost") -> "Cost":  # type: ignore[override]
-        return Cost._make([a + b for a, b in zip(self, other, strict=True)])
+        return Cost._make([a + b for a, b in zip(self, other)])
 
     def __mul__(self, times: Num) -> "Cost":  # type: ignore[override]
         return Cost._make([a * times for a in self])

@@ -340,7 +340,7 @@ class Moe(Sublayer, frozen=True, tag="moe"):
             "experts",
             sum(costs, Cost()),
             dtype=products[0].dtype,
-            parts=tuple(zip(names, costs, strict=True)),
+            parts=tuple(zip(names, costs)),
             shape=shape,
             experts=products[0].experts,
             role=p.role,

@@ -455,7 +455,7 @@ def read_gguf(path: Path, read: ReadBytes | None = None) -> Model:
         hidden_size=f.width,
         layers=f.layers,
         pattern=tuple(names[key] for key in keys),
-        kinds={names[key]: layer for key, layer in zip(keys, layers, strict=True)},
+        kinds={names[key]: layer for key, layer in zip(keys, layers)},
         norm=_norm(blocks),
         dtype="fp16",
         max_context=f.size("context_length", 0) or None,

@@ -136,4 +136,4 @@ def _tensors(read: ReadBytes, file: str) -> dict[str, int]:
             raise ValueError
     except ValueError:  # msgspec's errors are ValueErrors
         raise UserError("has a malformed safetensors header", where=file) from None
-    return dict(zip(entries, sizes, strict=True))
+    return dict(zip(entries, sizes))

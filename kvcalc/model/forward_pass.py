@@ -172,9 +172,7 @@ def _sends(p: Pass, times: tuple[int, int]) -> list[Operator]:
     p.enter("", 1)
     sent = p.tokens * p.width * p.element
     return [
-        p.network("send", sent, away, count)
-        for away, count in zip((0, sent), times, strict=True)
-        if count
+        p.network("send", sent, away, count) for away, count in zip((0, sent), times) if count
     ]
 
 

@@ -93,7 +93,7 @@ def _stored_by_mix(model: Model, mix: str, imatrix: bool, label: str) -> Model:
     tensors.sort(key=lambda tensor: (tensor.layer, tensor.name))  # llama.cpp's order
     types = mixed_types(tensors, mix, imatrix, _facts(model))
     pieces = defaultdict(list)  # (layer, weight) → types, row lengths and rows of its tensors
-    for type_, tensor in zip(types, tensors, strict=True):
+    for type_, tensor in zip(types, tensors):
         for weight, rows in tensor.weights:
             pieces[tensor.layer, weight].append((type_, tensor.row, rows))
 

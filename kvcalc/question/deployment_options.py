@@ -128,6 +128,8 @@ class DeploymentOptions(PlacementOptions, frozen=True):
         engine: `vllm`, `sglang`, `trtllm`, `llama.cpp` or `none` (without an engine's rules).
         engine_version: Version of the engine; '' for the latest.
         bounds: Whether times are datasheet bounds instead of predictions.
+        mfu: Share of the GPU's compute peak that matrix products reach, for bounds with this share;
+            0 for all of it.
         calibration: Name or file of a calibration; '' for the engine's own.
         calibration_from: GPU model whose calibration is scaled to this GPU; '' for none.
         mixed: Has no effect. Old scripts may use it.
@@ -139,6 +141,7 @@ class DeploymentOptions(PlacementOptions, frozen=True):
     engine: EngineName = "vllm"
     engine_version: str = ""
     bounds: bool = False
+    mfu: float = 0.0
     calibration: str = ""
     calibration_from: str = ""
     mixed: bool = False
@@ -153,9 +156,11 @@ class DeploymentOptions(PlacementOptions, frozen=True):
     def choice(self) -> EngineChoice:
         """Return the engine, and the calibration (fitted time models) that predicts its times.
 
-        They follow from the options `engine`, `calibration`, `bounds` and `stack`.
+        They follow from the options `engine`, `calibration`, `bounds`, `mfu` and `stack`.
         """
-        return engine_choice(self.engine, self.calibration, self.bounds, self.stack)
+        return engine_choice(
+            self.engine, self.calibration, self.bounds or self.mfu > 0, self.stack
+        )
 
 
 def engine_choice(engine: str, calibration: str, bounds: bool, stack: str) -> EngineChoice:

@@ -398,7 +398,7 @@ def read_questions(spec: type[Spec], values: Mapping[str, Any]) -> list[Spec]:
         else:
             lists[p.name] = [p.read(value)]
     check_number("rows", MAX_QUESTIONS, *lists.values())
-    return [spec(**dict(zip(lists, point, strict=True))) for point in product(*lists.values())]
+    return [spec(**dict(zip(lists, point))) for point in product(*lists.values())]
 
 
 def _typed_parameters(spec: type[Question], values: Mapping[str, Any]) -> list[Parameter]:

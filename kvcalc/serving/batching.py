@@ -382,7 +382,7 @@ class Static(RankServer):
         # a row's own tokens are stored until its answer is complete
         cache = np.zeros((2, decodes + 1), dtype=np.int64)  # allocated and stored bytes
         cache[0] = count * pool.allocated[prompt : prompt + decodes + 1]
-        for first, output in zip(inputs, outputs, strict=True):
+        for first, output in zip(inputs, outputs):
             cache[1, :output] += pool.stored_bytes[first : first + output]
 
         for start, end, prompt_tokens in ((0, 1, count * prompt), (1, decodes + 1, 0)):
@@ -404,7 +404,7 @@ class Static(RankServer):
         log.prefill_tokens -= prompt_padding
         log.padded += prompt_padding + answer_padding
 
-        for output, index in sorted(zip(outputs, batch, strict=True), key=lambda pair: pair[0]):
+        for output, index in sorted(zip(outputs, batch), key=lambda pair: pair[0]):
             self.queue.record_done(index, ends[output - 1])
 
 

@@ -106,7 +106,7 @@ def read_requests(path: Path, max_rows: int = MAX_REQUESTS, timed: bool = True) 
         raise UserError(f"is not CSV: {error}", where=line) from None
     if not rows:
         raise UserError("holds no requests", where=str(path))
-    arrivals, inputs, outputs = (np.array(column) for column in zip(*rows, strict=True))
+    arrivals, inputs, outputs = (np.array(column) for column in zip(*rows))
     return Requests(arrivals, inputs, outputs)
 
 
@@ -370,7 +370,7 @@ class ArrivalQueue:
         order = arrivals[: clients.concurrency or None].argsort(kind="stable")
         columns = (column.tolist() for column in (arrivals[order], order, self.due[order]))
         # heap of (arrival, index, sent); a sorted list is a heap
-        self.coming = list(zip(*columns, strict=True))
+        self.coming = list(zip(*columns))
 
     def request(self, index: int) -> int:
         """Return a request's index among the requests of all data-parallel ranks.

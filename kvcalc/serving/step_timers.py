@@ -388,7 +388,7 @@ class InterpolatedStepTimer(StepTimer):
         rows = np.array(counts, dtype=float)[:, None]
         seconds = self._decode_seconds(rows, np.array(self.contexts))
         seconds = np.broadcast_to(seconds, (len(counts), len(self.contexts))).tolist()
-        self._rows.update(zip(counts, seconds, strict=True))
+        self._rows.update(zip(counts, seconds))
         return self._rows[count]
 
     def _chunk(self, new: int, past: int) -> float:
@@ -436,7 +436,7 @@ class InterpolatedStepTimer(StepTimer):
             parts[GROUP] = parts[GROUP] + sum(t.overhead.seconds for t in timed if t.overhead)
         else:
             times = [p.seconds for p in roofline(operators, deployment.gpu)]
-        for operator, seconds in zip(operators, times, strict=True):
+        for operator, seconds in zip(operators, times):
             part = driving_quantity(operator)
             parts[part] = parts[part] + seconds
         return parts

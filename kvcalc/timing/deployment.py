@@ -617,7 +617,7 @@ def _timed_records(
 
     times = operator_seconds(operators, gpu, calibration)
     timed_records = []
-    for record, operator, time in zip(records, operators, times, strict=True):
+    for record, operator, time in zip(records, operators, times):
         note = time.entry.note if time.entry else ""
         timed_records.append(record | time_keys(time) | {"time_note": note or None})
         overhead = time.overhead

@@ -93,9 +93,7 @@ def fit(
         def residual(points: Array) -> Array:
             # [parameters, points, 1] broadcasts to [points, rows] in the kernel model.
             values = np.exp(points).T[..., None]
-            us = model_class(**form, **dict(zip(ranges, values, strict=True))).us(
-                machine, *shape
-            )
+            us = model_class(**form, **dict(zip(ranges, values))).us(machine, *shape)
             return np.log(np.maximum(us, 1e-9)) - target
 
         deviation = SIMILAR_MODEL_DEVIATION if similar_model else model_class.PRIOR_DEVIATION
@@ -107,7 +105,7 @@ def fit(
         point, loss, start = min(minima, key=lambda minimum: minimum[1])
         values = np.exp(np.clip(_reset_unused(objective, point, start), low, high)).tolist()
         return ModelFit(
-            round_parameters(model_class(**form, **dict(zip(ranges, values, strict=True)))),
+            round_parameters(model_class(**form, **dict(zip(ranges, values)))),
             loss,
         )
 
@@ -364,7 +362,7 @@ def calibrate(
             if kernels is None:
                 fits[op, kind] = result._replace(why="no law of its kernels")
                 continue
-            timed = zip(members, kernels.tolist(), strict=True)
+            timed = zip(members, kernels.tolist())
             members = [row._replace(shape=(*row.shape, us)) for row, us in timed]
             result = result._replace(members=members)
         usual = fits.get((op, kind.rpartition("/")[0]))

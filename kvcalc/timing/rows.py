@@ -480,7 +480,7 @@ def columns_of(rows: Sequence[MeasuredRow]) -> Arrays:
     """
     import numpy as np
 
-    return tuple(np.array(column) for column in zip(*(row.shape for row in rows), strict=True))
+    return tuple(np.array(column) for column in zip(*(row.shape for row in rows)))
 
 
 def _parse_row(index: int, values: dict[str, str], file_op: str) -> MeasuredRow:

@@ -90,7 +90,7 @@ PHRASES = [
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
     ("latency llama-3.1-70b", "on 1× h100-sxm, exceeding its memory, takes "),
     ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " weights takes 1.75 s for batch 1, 1.91× as fast as bf16 weights, "),
-    ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound at 3.27 FLOP/B, at best 1.26 ms,"),
+    ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound at 3.27 FLOP/B, attention at 30"),
     ("plan llama-3.1-8b --users 8,9 --context 8k -q fp8,awq --gpu l4", "The smallest deployment with awq weights is 1× l4 for"),
     ("plan llama-3.1-8b --gpu rtx-4090 --max-tpot 30ms --users 8 --context 8k", " that may serve 8 users "),
     (PLAN, "1× rtx-5090 with int4 weights is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),

@@ -82,7 +82,7 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
         "serve llama-3.1-8b --rate inf --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4,8 --max-num-batched-tokens 2k,8k"
     )
     assert "with max-num-seqs 8, max-num-batched-tokens" in limits.joined and "with TTFT" not in limits.joined
-    assert over.records[0]["diverges"] is True and "the queue keeps growing in 1 of 1 loads" in over.err
+    assert over.records[0]["diverges"] is True and "the queue keeps growing" in over.err
     assert "1,024" in kvcalc("serve gpt2 --isl 2k --num-prompts 1 --osl 2").err
 
 

@@ -452,7 +452,7 @@ def packed_groups(layers: StageSpecs) -> list[KVCacheGroup]:
     for sizes in buckets.values():
         counts = {len(layers) for layers in sizes.values()}
         repeats.append(counts.pop() if len(counts) == 1 else 0)
-    counted_buckets = list(zip(repeats, buckets.values(), strict=True))
+    counted_buckets = list(zip(repeats, buckets.values()))
     floor = max((count for count, sizes in counted_buckets if len(sizes) > 1), default=0)
     group_size = 0
     if floor:  # the size that pads least; the largest of equals

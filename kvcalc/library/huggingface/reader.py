@@ -261,9 +261,7 @@ def _layers(
         keys.append(msgspec.json.encode((layer, format_names)))
         distinct.setdefault(keys[-1], (layer, format_names))
     c.layer = 0
-    names = dict(
-        zip(distinct, kind_names([layer for layer, _ in distinct.values()]), strict=True)
-    )
+    names = dict(zip(distinct, kind_names([layer for layer, _ in distinct.values()])))
     pattern = runs([names[key] for key in keys]) if len(distinct) > 1 else ()
     schemes = storage.schemes(
         {names[key]: format_names for key, (_, format_names) in distinct.items()}
@@ -293,7 +291,7 @@ def kind_names(kinds: list[Layer]) -> list[str]:
     has_mixers = len(set(mixers)) > 1 or not has_networks
     names = []
     uses: Counter[str] = Counter()
-    for layer, mixer, network in zip(kinds, mixers, networks, strict=True):
+    for layer, mixer, network in zip(kinds, mixers, networks):
         words = mixer * has_mixers, network * has_networks, "shared" * layer.shares_cache
         base = "_".join(filter(None, words)) or "layer"
         uses[base] += 1

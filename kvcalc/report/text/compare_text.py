@@ -184,9 +184,7 @@ def _size_sentence(
     total *= bool(last["weight_bytes"])
     if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
         return answer_sentence(sentence, ", because tp does not divide it", total)
-    tokens = last["equal_weights_context"] or 0
-    equal_at = f", equal at {tokens:,} tokens" * (0 < tokens <= (model.max_context or tokens))
-    return answer_sentence(sentence, _per_token_clause(last, start), total, equal_at)
+    return answer_sentence(sentence, _per_token_clause(last, start), total)
 
 
 def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:

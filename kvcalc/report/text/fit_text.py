@@ -317,9 +317,9 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
     low = record["low_num_seqs"] or best.sequences
     low = min(low, best.options.max_num_seqs or low)
     users = f" of {low:,} users" * (low > 1)
-    longest = f"The longest context{users} on {_place(record, best)} is {best.length:,} tokens"
+    at_least = "at least " * (record["low_num_seqs"] is not None)  # of the low end
     return answer_sentence(
-        longest,
+        f"The longest context{users} on {_place(record, best)} is {at_least}{best.length:,} tokens",
         f", below the model's maximum of {best.model.max_context:,}",
         *_cache_size(record, best),
     )
@@ -422,7 +422,10 @@ def _missing_sentence(
                 f"SGLang {'starts' if record['kv_budget_low_bytes'] else 'may start'}, but one "
                 f"request of {length} does not fit on"
             )
-        if count > 1:
+        if advised.missing.startswith("weights"):
+            starts = f"{closest.engine.title} does not start on"
+            title = starts if name else f"{record['model']} does not fit on"
+        elif count > 1:
             fitting = f"Only {closest.sequences:,}" if closest.sequences else "None"
             title = f"{fitting} of {count:,} users of {length} fit on"
     link = ", which" if advised.missing.startswith("has") else ":"

@@ -64,7 +64,6 @@ BYTES = {
     "activations": "activation_bytes",
 }
 PHASES = {"decode": "decode step", "prefill": "prefill", "mixed": "mixed pass"}
-MAX_BOUND_RATIO = 4  # time over its bound, above which the sentence has the bound
 SIZES = {"decode": "batch {:,}", "prefill": "{:,} tokens"}
 
 
@@ -118,7 +117,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
 
 
 def _pass_sentence(
-    deployment: TimedDeployment, total: Record, name: str, further: Iterable[str]
+    deployment: TimedDeployment, total: Record, name: str, further: Sequence[str]
 ) -> str:
     """Return a sentence on the time of the pass, its limit and its arithmetic intensity.
 
@@ -129,7 +128,7 @@ def _pass_sentence(
         deployment: The deployment.
         total: Record of the whole pass.
         name: Values that distinguish the deployment from those of other passes.
-        further: Last clauses of the sentence.
+        further: Clauses on FFNs and on attention.
     """
     stages, rate = deployment.parallelism.pp, deployment.gpu.bandwidth_bytes_per_s
     gpus, is_memory_bound = total["gpus"], total["bound"] == "memory"
@@ -148,10 +147,8 @@ def _pass_sentence(
     ]
     parts *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound at {_intensities([total])}"
-    if time > MAX_BOUND_RATIO * total["roofline_s"]:
-        limit += f", at best {kernel_seconds(total['roofline_s'])}"
     return answer_sentence(
-        f"{subject} {at_least}{kernel_seconds(time)}", limit, *parts, *further
+        f"{subject} {at_least}{kernel_seconds(time)}", limit, *parts, *reversed(further)
     )
 
 
@@ -162,23 +159,22 @@ def _operator_clauses(ffn_sizes: set[str | None], records: Iterable[Record]) -> 
         ffn_sizes: Smallest batches or prompts with a compute-bound FFN. Only a common one is named.
         records: Records of operators. Only a common intensity of attention is named.
     """
-    clauses = []
     size, *others = ffn_sizes
-    if size and not others:
-        clauses.append(f", FFNs compute-bound from {size}")
+    ffn = f", FFNs compute-bound from {size}" * bool(size and not others)
     attention = [r for r in records if r["operator"] == "attention"]
-    if len(set(map(digits, (r["intensity"] for r in attention)))) == 1:
-        bound = f"{attention[0]['bound']}-bound at " * (not clauses)
-        clauses.append(f", attention {bound}{_intensities(attention)}")
-    return clauses
+    intensities = {digits(record["intensity"]) for record in attention}
+    if len(intensities) != 1:
+        return [ffn, ""]
+    bound = f"{attention[0]['bound']}-bound " * (not ffn)
+    return [ffn, f", attention {bound}at {intensities.pop()}"]
 
 
-def _summary_sentence(totals: Records, further: Iterable[str]) -> str:
+def _summary_sentence(totals: Records, further: Sequence[str]) -> str:
     """Return a sentence on the fastest and the slowest of several passes, and on their bounds.
 
     Args:
         totals: Records of the passes.
-        further: Last clauses of the sentence.
+        further: Clauses on FFNs and on attention.
     """
     comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
     names = sides(comparable, PASS_KEYS, PASS_WORDING).names
@@ -196,11 +192,11 @@ def _summary_sentence(totals: Records, further: Iterable[str]) -> str:
     ]
     model, *other_models = distinct_values(totals, "model")
     subject = PHASES[totals[0]["phase"]] + f" of {model}" * (not other_models)
-    return answer_sentence(
-        f"A {subject} takes {at_least}{', '.join(spans).removesuffix(' with ')}",
-        limit,
-        *further,
-    )
+    ffn, attention = further
+    if attention and "FLOP/B" not in limit:
+        attention += " FLOP/B"
+    takes = f"A {subject} takes {at_least}{', '.join(spans).removesuffix(' with ')}"
+    return answer_sentence(takes, limit, ffn, attention)
 
 
 def _intensities(totals: Records) -> str:

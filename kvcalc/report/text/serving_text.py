@@ -97,7 +97,6 @@ def latency_tables(records: Records) -> list[Table]:
     short = memory_sentences(records)
     fitting_records = records_that_fit(records)
     no_cache = [r for r in rows if r.get("no_cache_head")]
-    drafted = any(r.get("draft") for r in records)
     notes = pass_notes(
         records,
         *([] if fitting_records else short[:1]),
@@ -108,8 +107,10 @@ def latency_tables(records: Records) -> list[Table]:
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
     title = _latency_sentence(fitting_records or records)
     if rate := records[0].get("output_throughput"):
-        cost = f"{records[0]['cost_per_million_tokens']:,.3f} at {rate:,.0f} tokens/s"
-        title = f"One million output tokens of {_server_words(records[0])} cost {cost}."
+        title = (
+            f"One million output tokens of {_server_words(records[0])} cost "
+            f"{records[0]['cost_per_million_tokens']:,.3f} at {rate:,.0f} tokens/s."
+        )
         notes.append("Costs are price ÷ the measured rate. Times are predictions.")
     elif any(r.get("cost_per_million_tokens") for r in records):
         notes.append("Costs are price ÷ end-to-end tokens/s with prompts, without idle time.")
@@ -123,7 +124,7 @@ def latency_tables(records: Records) -> list[Table]:
     if no_cache:
         notes = footnotes(*GROWTH[:1])
         tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=GROWTH[1:]))
-    if drafted:
+    if any(r.get("draft") for r in records):
         notes = ["", "`--acceptance-rate` sets the accepted share; measure yours."]
         title = "Speculation at mid length"
         tables.append(Table(records, SPECULATION, title, notes))
@@ -195,8 +196,8 @@ def _latency_sentence(records: Records) -> str:
             figure = f" and {mark}{loads[-1]['decode_tokens_per_s']:,.1f}"
         clauses.append(f"{figure} with {load}")
     if is_plain and not uncached:
-        mark = "≥ " * bool(at_least)
-        clauses += [f", TTFT {ttft}", f", TPOT {mark}{seconds(best['tpot_s'])}"]
+        clauses.append(f", {'last ' * (best['batch_size'] > 1)}TTFT {ttft}")
+        clauses.append(f", TPOT {'≥ ' * bool(at_least)}{seconds(best['tpot_s'])}")
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return answer_sentence(f"{_server_words(best)}{misfit} embeds {rates}")
@@ -438,8 +439,7 @@ def _goals(record: Record) -> str:
 def _served(records: Records) -> str:
     """Return a sentence on the figures of the best server under the first load.
 
-    At a given rate, the best server has the shortest median latency. Without a rate, or if a queue
-    grows without end, it has the most tokens per second.
+    At a rate that all sustain, the best has the shortest median latency, else the most tokens/s.
     """
     first = records[0]
     equal = equal_records(comparable_records(records), first, "rate", "max_concurrency")
@@ -491,6 +491,8 @@ def _served(records: Records) -> str:
                 f", with TTFT p50 {at_least}{seconds(best['ttft_p50_s'])} and p99 "
                 f"{at_least}{seconds(best['ttft_p99_s'])}"
             )
+        tpot = f", TPOT p50 {at_least}{seconds(best['tpot_p50_s'] or 0)}"
+        clauses.append(tpot * bool(best["tpot_p50_s"]))
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
     return answer_sentence(start, *clauses)

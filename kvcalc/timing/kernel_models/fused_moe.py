@@ -274,7 +274,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
             uniform = busiest_load(tokens, top, experts, ep)
             columns = [uniform.rows, uniform.touched, *uniform.tiles]
             if load:
-                columns = [where(load[0] > 0, a, b) for a, b in zip(load, columns, strict=True)]
+                columns = [where(load[0] > 0, a, b) for a, b in zip(load, columns)]
             load = columns
         rows, touched, *tiles = load
         width = inter / tp
@@ -307,7 +307,7 @@ class FusedMoe(KernelModel, frozen=True, tag="moe"):
         tiles: list[Array],
     ) -> list[TilePlan]:
         """Return the launch plans (tiles and waves) from which the kernel may select."""
-        counts = dict(zip(TILE_ROWS, tiles, strict=True))
+        counts = dict(zip(TILE_ROWS, tiles))
         if self.tiles == "menu":
             return [(counts[m], m, n) for m, n in AUTOTUNED_TILES]
         rows, columns = self._tile(tokens, pairs / local_experts, local_experts)
