@@ -73,12 +73,12 @@ def test_context_parallelism_without_rules_is_refused(engine: str) -> None:
 
 
 def test_content_is_what_the_engine_stores(kvcalc: Run) -> None:
-    """DeepSeek-V3.2 at 163,840 tokens: 61 layers of 1152 B of latents in bf16 and 132 B of index keys, for any dtype."""
+    """DeepSeek-V3.2 at 163,840 tokens: 61 layers of 1152 B of latents and 132 B of index keys; llama.cpp's first GPU has 8 layers."""
     (record,) = kvcalc("fit deepseek-v3.2 --engine vllm --gpu h200 --tp 8 --max-model-len 163840 --format json").records
     assert record["transfer_bytes"] == 163_840 * 61 * (1152 + 132) == 12_832_604_160
     assert record["blocks_per_request"] * record["bytes_per_block"] == record["transfer_bytes"]
     (llama,) = kvcalc("fit deepseek-v3.2 --engine llama.cpp --gpu h200 --tp 8 --max-model-len 163840 --format json").records
-    assert llama["transfer_bytes"] == llama["kv_cache_allocated_bytes"] == 163_840 * 61 * 2 * (576 + 128)
+    assert llama["transfer_bytes"] == llama["kv_cache_allocated_bytes"] == 163_840 * 8 * 2 * (576 + 128)
 
 
 def test_shared_caches_cross_a_link_once() -> None:

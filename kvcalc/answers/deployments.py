@@ -226,14 +226,16 @@ def precision_of(options: ShardingOptions) -> "Precision":
     return Precision(options.dtype, options.kv_cache_dtype, options.quantization)
 
 
-def parallelism_of(options: ShardingOptions) -> "Parallelism":
+def parallelism_of(options: ShardingOptions, engine: str = "") -> "Parallelism":
     """Return the tensor, pipeline, data, expert and context parallelism that the options name.
 
-    With `enable_expert_parallel`, the experts are spread over all tp · dp GPUs.
+    With `enable_expert_parallel`, the experts are spread over all tp · dp GPUs. For llama.cpp, `tp`
+    GPUs share the layers, which is its default split.
 
     Args:
         options: The options `tp`, `pp`, `dp`, `ep`, `dcp` and `enable_expert_parallel`. `tp` must
             be a number: `split_sizes` replaces `--tp auto`.
+        engine: Name of the engine; '' if it does not matter.
 
     Raises:
         UserError: Both `enable_expert_parallel` and an `ep` above 1 are given.
@@ -245,7 +247,10 @@ def parallelism_of(options: ShardingOptions) -> "Parallelism":
         if ep > 1:
             raise UserError("use either --enable-expert-parallel or --expert-parallel-size")
         ep = options.tp * options.dp
-    return Parallelism(options.tp, options.pp, options.dp, ep, options.dcp)
+    tp, pp = options.tp, options.pp
+    if engine == "llama.cpp":
+        tp, pp = 1, max(tp, pp)
+    return Parallelism(tp, pp, options.dp, ep, options.dcp)
 
 
 def split_sizes(options: Iterable[Sharding], models: "Sequence[Model]") -> list[Sharding]:
@@ -327,7 +332,7 @@ def deployment_of(
         model,
         gpu,
         precision,
-        parallelism_of(options),
+        parallelism_of(options, options.engine),
         mla_form=options.mla_form,
         nodes=options.nodes,
         engine=choice.engine,

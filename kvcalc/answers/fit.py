@@ -209,7 +209,7 @@ def fit_points(
             model,
             gpu,
             precision_of(placement),
-            parallelism_of(placement),
+            parallelism_of(placement, fit_option.engine * ("tp" in placing)),
             nodes=placement.nodes,
             engine=fit_option.engine,
             engine_version=fit_option.engine_version,

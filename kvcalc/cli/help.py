@@ -209,10 +209,7 @@ def _suggestion(command: str, typed: str) -> str:
         else [name for name, called in option_names.items() if word in called]
     )
     if not suggestions and (elsewhere := _other_commands(command, word)):
-        is_on_cpu = any(name in elsewhere for name in ("cpu-moe", "n-gpu-layers"))
-        return (
-            f"{elsewhere}{', but no time of CPU memory is modelled' * is_on_cpu}; {list_hint}"
-        )
+        return f"{elsewhere}; {list_hint}"
     if not suggestions:
         from difflib import get_close_matches
 

@@ -171,26 +171,26 @@ def _model_name(boot: Boot, gpu_name: str) -> str:
 
 def _with_ranks(boot: Boot, command: Command, gpu: Gpu) -> Command:
     """Return the command line with a tensor-parallel size. If the log states none, it is the
-    smallest that predicts the logged weights, or without weights the logged bytes per token of the
-    cache. A remark states it.
+    smallest that predicts the logged weights, or without weights the smallest at which they fit. A
+    remark states it.
 
     Example: 13.95 GiB are half of the weights of a model with 27.59 GiB, so the size is 2.
     """
     settings = command.settings
     if boot.engine == "llama.cpp" or "tp" in settings:
         return command
-    remark = "the log names no tensor-parallel size: tp 1 is assumed; add --tp"
     with suppress(UserError):  # the size does not divide the heads
         for tp in (1, 2, 4, 8):
             ranked = command._replace(settings=settings | {"tp": tp})
             result = fit(ranked.deployment(gpu), ranked.options)
-            name, size = "weights", result.budget.weights
-            if name not in boot.figures:
-                name, size = "cache", _cache_bytes(boot, result)
-            if abs(boot.size(name) - size) < TOLERANCE * size:
-                remark = f"tp {tp}, the smallest with the logged {name}: --tp overrides it"
+            size, is_match = result.budget.weights, result.budget.weights_fit
+            if "weights" in boot.figures:
+                is_match = abs(boot.size("weights") - size) < TOLERANCE * size
+            if is_match:
                 command = ranked
                 break
+    tp = command.settings.get("tp", 1)
+    remark = f"the log names no tensor-parallel size: tp {tp} is assumed; add --tp"
     return command._replace(remarks=(*command.remarks, remark))
 
 

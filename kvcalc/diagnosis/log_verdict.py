@@ -28,7 +28,13 @@ from kvcalc.capacity.suggested_fixes import (
     smaller_weights,
     wider_requests,
 )
-from kvcalc.diagnosis.diagnosis import BLOCK_TOKENS, ITEM_NAMES, Diagnosis, MemoryItem
+from kvcalc.diagnosis.diagnosis import (
+    BLOCK_TOKENS,
+    ITEM_NAMES,
+    TOLERANCE,
+    Diagnosis,
+    MemoryItem,
+)
 from kvcalc.diagnosis.log_reader import Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.library.load import load_gpu
@@ -593,8 +599,7 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
     )
     if cells := boot.counts.get("tokens") or boot.counts.get("cells"):
         is_hybrid = boot.concurrency * predicted.length > 1.02 * cells
-        size = format_bytes(boot.size("cache") // cells)
-        place = "if each layer kept all" if is_hybrid else f"in the cache, {size} each"
+        place = "if each layer kept all" if is_hybrid else "in the cache"
         text += f", {cells:,} tokens {place}"
     return sequences[0], f"users of {tokens:,} tokens that fit: {text}"
 
@@ -622,13 +627,18 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> s
     if boot.size("cache") > memory and "add --gpu" not in str(diagnosis.remarks):
         return f"By the log, {cache} exceed the {format_bytes(memory)} of {predicted.gpu.name}."
     if not sequences and logged.headroom_bytes < 0:
-        stored = logged.plan.tokens(boot.size("cache"), tokens)
-        stored = boot.counts.get(
-            "tokens", BLOCK_TOKENS * boot.counts.get("blocks", 0) or stored
-        )
+        stored = boot.counts.get("tokens", logged.plan.tokens(boot.size("cache"), tokens))
         lacking = f"{format_bytes(-logged.headroom_bytes)} too small for {tokens:,} tokens"
         return f"{stored:,} tokens fill {cache}, {lacking}."
     users = _users(boot, sequences, tokens, count, predicted.length)
+    if "tokens" in boot.counts and not cache_size(predicted.model, tokens).fixed:
+        size = boot.size("cache") / boot.counts["tokens"]
+        expected = logged.plan.needed(1, tokens) / tokens
+        if abs(size / expected - 1) > TOLERANCE:
+            users = (
+                f"{users.partition(' tokens')[0]} tokens, at {format_bytes(round(size))} per "
+                f"token, not {format_bytes(round(expected))}"
+            )
     return f"The engine started: {cache} fit {users}."
 
 

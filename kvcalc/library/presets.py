@@ -173,8 +173,7 @@ def _unknown(name: str, kind: str, files: PathsByName, aliases: PathsByName) -> 
     counted = _COUNT_FIRST.fullmatch(name) or _COUNT_LAST.fullmatch(name)
     path = _matching(counted["gpu"], paths, kind) if counted and kind == "gpus" else None
     if counted and path:
-        counts = f"--gpu {path.stem} --tp {counted['count']}"
-        hint = f"Give one or more counts with --tp, or --pp for llama.cpp: {counts}"
+        hint = f"Give one or more counts with --tp: --gpu {path.stem} --tp {counted['count']}"
     elif (match := _NO_PRESET.match(name)) and (kind == "gpus") == (match.lastgroup == "cpu"):
         hint = _NO_PRESET_HINTS[match.lastgroup or ""]
     else:

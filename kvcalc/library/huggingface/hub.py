@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import NamedTuple
 
 import msgspec
@@ -39,7 +38,6 @@ _NAME = re.compile(
 _OLLAMA_NAME = re.compile(r"ollama:(\w[\w.\-]*/)?((\w[\w.\-]*)(?::(\w[\w.\-]*))?)", re.ASCII)
 _HUB_ADDRESS = re.compile(r"https?://(www\.)?(huggingface\.co|hf\.co)/")
 CONFIG = "config.json"
-MAX_TIMEOUTS = 3  # times the client's timeout
 
 
 class ModelHost(NamedTuple):
@@ -259,7 +257,6 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
     if count:
         headers["Range"] = f"bytes={start}-{start + count - 1}"
     timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
-    deadline = monotonic() + MAX_TIMEOUTS * timeout
     data = bytearray()
     with get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
         status = response.status_code
@@ -275,8 +272,6 @@ def fetch(url: str, file: str, start: int = 0, count: int = 0) -> bytes:
             raise UserError(f"the server of {file} ignores ranges, so its header is not read")
         for piece in response.iter_raw():
             data += piece
-            if monotonic() > deadline:
-                raise TimeoutError(f"no whole answer within {MAX_TIMEOUTS * timeout:g} s")
             if len(data) > (count or MAX_INDEX):
                 raise UserError(f"the server sends more of {file} than is read")
     return bytes(data)

@@ -413,18 +413,17 @@ def _missing_sentence(
     requests = f"{count:,} requests of {length}" if count > 1 else f"one request of {length}"
     title = f"None of {num_configs:,} configurations fits {requests}, the closest is"
     if num_configs == 1:
-        title = (
-            f"{'vLLM does not start: one' if name and options.engine == 'vllm' else 'One'} "
-            f"request of {length} does not fit on"
-        )
+        verb = "may not" if closest.sequences_at("middle") >= count else "does not"
+        starts = f"{closest.engine.title} {verb} start"
+        one = f"{starts}: one" if name and options.engine == "vllm" else "One"
+        title = f"{one} request of {length} {verb} fit on"
         if options.engine == "sglang" and closest.longest_context:
             title = (
                 f"SGLang {'starts' if record['kv_budget_low_bytes'] else 'may start'}, but one "
                 f"request of {length} does not fit on"
             )
         if advised.missing.startswith("weights"):
-            starts = f"{closest.engine.title} does not start on"
-            title = starts if name else f"{record['model']} does not fit on"
+            title = f"{starts if name else record['model'] + ' does not fit'} on"
         elif count > 1:
             fitting = f"Only {closest.sequences:,}" if closest.sequences else "None"
             title = f"{fitting} of {count:,} users of {length} fit on"

@@ -399,20 +399,15 @@ def attention_table(records: Records) -> Table:
 
 
 def _attention_sentence(records: Records) -> str:
-    """Return a sentence on how many variants of decode attention are memory-bound on each GPU."""
+    """Return a sentence on how many variants of decode attention are memory-bound on the first GPU,
+    and on the one nearest the ridge point."""
     decode = equal_records(
-        records, records[0], "context", "batch_size", "phase", "kv_cache_dtype"
+        records, records[0], "gpu", "context", "batch_size", "phase", "kv_cache_dtype"
     )
-    gpus = [record["gpu"] for record in decode]
-    memory = [record["gpu"] for record in decode if record["bound"] == "memory"]
-    first, *others = dict.fromkeys(gpus)
+    count = sum(record["bound"] == "memory" for record in decode)
     closest = min(decode, key=lambda r: abs(log(r["to_knee"])))
-    where = f" with {closest['intensity']:.0f} FLOP/B"
-    if others:
-        where = f" on {closest['gpu']}"
     return answer_sentence(
-        f"{memory.count(first)} of {gpus.count(first)} variants of {closest['kv_cache_dtype']}"
-        f" decode attention are memory-bound on {first}",
-        *(f", {memory.count(gpu)} on {gpu}" for gpu in others),
-        f", and {closest['attention']}{where} is nearest the ridge point",
+        f"{count} of {len(decode)} variants of {closest['kv_cache_dtype']} decode attention are "
+        f"memory-bound on {closest['gpu']}, and {closest['attention']} with "
+        f"{closest['intensity']:.0f} FLOP/B is nearest its ridge point, {closest['knee']:.0f}"
     )

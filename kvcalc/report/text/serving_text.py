@@ -105,7 +105,8 @@ def latency_tables(records: Records) -> list[Table]:
     )
     if any(r["gpus"] > 1 for r in records):
         notes.append("FLOP and bytes are of one GPU, or with pp of one GPU per stage.")
-    title = _latency_sentence(fitting_records or records)
+    drafted = records[0].get("draft")
+    title = (_draft_sentence if drafted else _latency_sentence)(fitting_records or records)
     if rate := records[0].get("output_throughput"):
         title = (
             f"One million output tokens of {_server_words(records[0])} cost "
@@ -124,7 +125,7 @@ def latency_tables(records: Records) -> list[Table]:
     if no_cache:
         notes = footnotes(*GROWTH[:1])
         tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=GROWTH[1:]))
-    if any(r.get("draft") for r in records):
+    if drafted:
         notes = ["", "`--acceptance-rate` sets the accepted share; measure yours."]
         title = "Speculation at mid length"
         tables.append(Table(records, SPECULATION, title, notes))
@@ -159,24 +160,20 @@ def _latency_sentence(records: Records) -> str:
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
-    prompt = f"{best['input_len']:,} input + " * (not first.get("draft"))
-    work = f"{requests}{prompt}{plural(best['output_len'], 'output token')}"
+    output = plural(best["output_len"], "output token")
+    work = f"{requests}{best['input_len']:,} input + {output}"
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     loads = equal_records(timed, best, *DEPLOYMENT)
     load_names = sides(loads, LOAD_WORDING, LOAD_WORDING).names
     load = load_names[-1]
-    drafted = _draft_clauses(
-        [r for r in equal_records(equal, best, *DEPLOYMENT) if r.get("draft")],
-        load_names[loads.index(best)],
-    )
     costs = _cost_clauses(best, timed)
-    clauses = drafted or costs[1:]
+    clauses = costs[1:]
     is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
-        if best["tpot_s"] and not drafted:
+        if best["tpot_s"]:
             tpots = (seconds(equal[index]["tpot_s"]) for index in (fast, slow))
             clauses.append(f", TPOT {' against '.join(tpots)}")
         if load:
@@ -186,7 +183,7 @@ def _latency_sentence(records: Records) -> str:
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
-    is_plain = best["tpot_s"] and not (drafted or best.get("speedup"))
+    is_plain = best["tpot_s"] and not best.get("speedup")
     mark, is_rated = "≤ " * bool(at_most), is_plain and not costs
     if is_rated:
         clauses.append(f", decoding {mark}{best['decode_tokens_per_s']:,.1f} tokens/s")
@@ -202,42 +199,40 @@ def _latency_sentence(records: Records) -> str:
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return answer_sentence(f"{_server_words(best)}{misfit} embeds {rates}")
     start = f" takes {at_least}{seconds(best['e2e_s'])}"
-    if costs and not drafted:
+    if costs:
         start = costs[0].replace(", costing", " costs")
     return answer_sentence(f"{_server_name(best, equal)}{misfit}{start} for {work}", *clauses)
 
 
-def _draft_clauses(records: Records, load: str) -> list[str]:
-    """Return three clauses on the fastest of records with a draft model; none without a record.
-
-    Args:
-        load: Words on the load of the records, such as `batch 1`; '' if all loads are equal.
-    """
-    if not records:
-        return []
-    top = min(records, key=lambda r: r["speculative_e2e_s"])
-    return [
-        f", and {_bound_words(top)[0]}{seconds(top['speculative_e2e_s'])} with draft "
-        f"{top['draft']}{f' and {load}' * bool(load)}",
-        f", {ratio(top['e2e_s'] / top['speculative_e2e_s'])} as fast",
-        f" at {top['tokens_per_step']:.2f} tokens per step",
+def _draft_sentence(records: Records) -> str:
+    """Return a sentence on the gain by the fastest draft under the first and the last load, and on
+    TPOT under the first."""
+    equal = equal_records(records, records[0], *LOAD_WORDING)
+    best = min(equal, key=lambda r: r["speculative_tpot_s"])
+    loads = equal_records(records, best, *DEPLOYMENT, "draft", "acceptance_rate")
+    names = sides(loads, LOAD_WORDING, LOAD_WORDING).names
+    gains = [
+        f"{ratio(record['speculative_speedup'])} as fast{f' with {name}' * bool(name)}"
+        for record, name in zip(loads, names)
     ]
+    more = f" and {gains[-1].replace(' as fast', '')}" * bool(names[0])
+    mark = "≥ " * (best["time_basis"] == BOUND)
+    plain_s = best["tpot_s"] or best["speculative_tpot_s"] * best["speculative_speedup"]
+    return answer_sentence(
+        f"With {plural(best['num_speculative_tokens'], 'draft token')} of {best['draft']}, "
+        f"{_server_words(best)}{', exceeding its memory,' * (best.get('fits') is False)} is "
+        f"{gains[0]}{more}",
+        f", TPOT {mark}{seconds(best['speculative_tpot_s'])} instead of {mark}{seconds(plain_s)}",
+        f", at {best['tokens_per_step']:.2f} tokens/step",
+    )
 
 
 def _generation_sentence(records: Records) -> str:
-    """Return a sentence on the tokens per second of the first and the last of records without a
-    predicted TTFT."""
-    first = records[0]
-    names = _loaded_names(records)
-    rates = [
-        f"{r['decode_tokens_per_s'] or 0:,.1f} tokens/s{f' with {name}' * bool(name)}"
-        for r, name in zip(records, names)
-    ]
-    subject = "Decoding reaches" if names[0] else f"{_server_words(first)} generates"
-    misfit = ", but it does not fit" * (first.get("fits") is False)
+    """Return a sentence on the highest tokens per second of records without a predicted TTFT."""
+    best = max(records, key=lambda r: r["decode_tokens_per_s"] or 0.0)
     return answer_sentence(
-        f"{subject} {_bound_words(first)[1]}{' and '.join(dict.fromkeys([rates[0], rates[-1]]))}"
-        f"{misfit}",
+        f"{_server_name(best, records)}{', exceeding its memory,' * (best.get('fits') is False)} "
+        f"generates {_bound_words(best)[1]}{best['decode_tokens_per_s'] or 0:,.1f} tokens/s",
         "; TTFT is unknown",
     )
 
@@ -380,9 +375,11 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
     record; without a price, none."""
     if not (cost := record.get("cost_per_million_tokens")):
         return []
+    keys, wording = (*DEPLOYMENT, *LOAD_WORDING), WORDING | LOAD_WORDING
+    names = sides(records, keys, wording).names
     others = [
         (other["cost_per_million_tokens"], f" with {name}")
-        for other, name in zip(records, _loaded_names(records))
+        for other, name in zip(records, names)
         if other is not record and other["cost_per_million_tokens"] and name
     ]
     mark = "≥ " * (record["time_basis"] == BOUND)
@@ -393,12 +390,6 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
     elif decoding := record.get("decode_cost_per_million_tokens"):
         clauses.append(f", {mark}{decoding:,.2f} of it for decoding")
     return clauses
-
-
-def _loaded_names(records: Records) -> list[str]:
-    """Return a short name for each record from the values of deployment and load that differ."""
-    wording = {**WORDING, **LOAD_WORDING}
-    return sides(records, (*DEPLOYMENT, *LOAD_WORDING), wording).names
 
 
 def _server_name(record: Record, records: Records) -> str:
