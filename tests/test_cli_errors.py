@@ -20,7 +20,7 @@ ERRORS = [
     ("fit gpt2 --gpu-memory-utilization 90", "is not above 0 and at most 1. Write 0.9 for 90%"),
     ("compare gpt2 --variants gqa", "variant 'gqa' needs a number. Write gqa:8"),
     ("size gpt2 zzz-7b", "unknown model 'zzz-7b'. Use its Hugging Face name, such as OWNER/NAME, or a config.json;"),
-    ("latency llama-3.1-8b --draft eagle3", "unknown model 'eagle3'. Name its folder or Hub name, as in --draft "),
+    ("latency llama-3.1-8b --draft eagle9", "unknown model 'eagle9'. Name its folder or Hub name, as in --draft "),
     ("fit llama-3.1-8b --draft layers=1", "unknown model 'layers=1'. `kvcalc latency` and `kvcalc serve` take --draft layers=N"),
     ("fit llama-3.1-8b --mtp 1", "unknown model '1'. A switch such as --mtp takes no number"),
     ("fit gpt2 --engine vllm==0.14", "engine 'vllm==0.14' has a version. Write --engine vllm --engine-version 0.14"),

@@ -64,7 +64,7 @@ def requested_speculation(
         return drafted, ACCEPTANCE
     if accepted > drafted + 1:
         raise UserError(
-            f"acceptance-rate {accepted} is above {drafted} draft tokens + 1",
+            f"{accepted} tokens per step need more than {drafted} draft tokens",
             "Add --num-speculative-tokens",
         )
     if accepted > 1:
@@ -247,13 +247,15 @@ def draft_model(target: Model, name: str) -> Model:
 
     Args:
         target: The model whose output the draft proposes.
-        name: Name of a model, `layers=N` (the first N layers of the target as a draft), or `mtp`
-            (the multi-token-prediction layers of the target).
+        name: Name of a model, `layers=N` (the first N layers of the target as a draft), `eagle`
+            (one layer), or `mtp` (the multi-token-prediction layers of the target).
 
     Raises:
         UserError: The target lacks these layers, the draft has another vocabulary, or the draft
             cannot be loaded.
     """
+    if name in ("eagle", "eagle3"):
+        name = "layers=1"
     if name.startswith("layers="):
         small = with_changes(target, [name])
         if small.layers > target.layers:

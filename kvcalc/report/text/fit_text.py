@@ -320,8 +320,8 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
     at_least = "at least " * (record["low_num_seqs"] is not None)  # of the low end
     return answer_sentence(
         f"The longest context{users} on {_place(record, best)} is {at_least}{best.length:,} tokens",
+        *_cache_size(record, best)[:1],
         f", below the model's maximum of {best.model.max_context:,}",
-        *_cache_size(record, best),
     )
 
 

@@ -121,8 +121,8 @@ def _pass_sentence(
 ) -> str:
     """Return a sentence on the time of the pass, its limit and its arithmetic intensity.
 
-    If the KV cache has a tenth of the bytes of a memory-bound pass or more, the minimum times of
-    its traffic and of the weights follow.
+    If the KV cache has a tenth of the bytes of a memory-bound pass or more, the minimum time of its
+    traffic follows.
 
     Args:
         deployment: The deployment.
@@ -130,8 +130,7 @@ def _pass_sentence(
         name: Values that distinguish the deployment from those of other passes.
         further: Clauses on FFNs and on attention.
     """
-    stages, rate = deployment.parallelism.pp, deployment.gpu.bandwidth_bytes_per_s
-    gpus, is_memory_bound = total["gpus"], total["bound"] == "memory"
+    stages, gpus = deployment.parallelism.pp, total["gpus"]
     count = f"{total['batch_size']:,} × " * (total["batch_size"] > 1)
     subject = f"The slowest of {stages} stages in a " if stages > 1 else "A "
     subject += (
@@ -141,14 +140,13 @@ def _pass_sentence(
     )
     at_least = "≥ " * (not total["time_s"])
     time = total["time_s"] or total["roofline_s"]
-    parts = [
-        f"{text} ≥ {kernel_seconds(total[key] / rate)}"
-        for text, key in ((", KV cache", "cache_bytes"), (" + weights", "weight_bytes"))
-    ]
-    parts *= is_memory_bound and total["cache_bytes"] >= total["bytes"] / 10
+    seconds = total["cache_bytes"] / deployment.gpu.bandwidth_bytes_per_s
+    cache = f", KV cache ≥ {kernel_seconds(seconds)}"
+    cache *= total["bound"] == "memory" and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound at {_intensities([total])}"
+    ffn, attention = further
     return answer_sentence(
-        f"{subject} {at_least}{kernel_seconds(time)}", limit, *parts, *reversed(further)
+        f"{subject} {at_least}{kernel_seconds(time)}", limit, attention, cache, ffn
     )
 
 

@@ -156,7 +156,8 @@ def _latency_sentence(records: Records) -> str:
     if not equal:
         return _generation_sentence(records)
     names = sides(equal).names
-    times = [r["e2e_s"] for r in equal]
+    key = "cost_per_million_tokens" if first.get("cost_per_million_tokens") else "e2e_s"
+    times = [r[key] for r in equal]
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
@@ -169,7 +170,7 @@ def _latency_sentence(records: Records) -> str:
     load = load_names[-1]
     costs = _cost_clauses(best, timed)
     clauses = costs[1:]
-    is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not at_least
+    is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not (at_least or costs)
     if is_gain and names[fast] != names[slow]:
         slowest = names[slow].replace(", ", " with ", 1)
         clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
@@ -184,17 +185,16 @@ def _latency_sentence(records: Records) -> str:
     if best.get("speedup"):
         clauses.append(f", and {ratio(best['speedup'])} as long without a KV cache")
     is_plain = best["tpot_s"] and not best.get("speedup")
-    mark, is_rated = "≤ " * bool(at_most), is_plain and not costs
-    if is_rated:
+    if is_plain and not costs:
+        mark = "≤ " * bool(at_most)
         clauses.append(f", decoding {mark}{best['decode_tokens_per_s']:,.1f} tokens/s")
-    if load:
-        figure = f", and {at_least}{seconds(loads[-1]['e2e_s'])}"
-        if loads[-1]["batch_size"] != best["batch_size"] and is_rated:
-            figure = f" and {mark}{loads[-1]['decode_tokens_per_s']:,.1f}"
-        clauses.append(f"{figure} with {load}")
+        if load:
+            clauses.append(
+                f" and {mark}{loads[-1]['decode_tokens_per_s'] or 0:,.1f} with {load}"
+            )
     if is_plain and not uncached:
-        clauses.append(f", {'last ' * (best['batch_size'] > 1)}TTFT {ttft}")
-        clauses.append(f", TPOT {'≥ ' * bool(at_least)}{seconds(best['tpot_s'])}")
+        tpot = f", TPOT {'≥ ' * bool(at_least)}{seconds(best['tpot_s'])}"
+        clauses += [tpot, f", last TTFT {ttft}"] if requests else [f", TTFT {ttft}", tpot]
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return answer_sentence(f"{_server_words(best)}{misfit} embeds {rates}")
