@@ -22,6 +22,7 @@ WORDING = texts_by_name("""
     model: {}
     gpu: {}
     tensor_parallel_size: tp {}
+    gpus: {:,} GPUs
     dtype: {} weights
     kv_cache_dtype: {} cache
     engine: {}
@@ -38,8 +39,8 @@ WORDING = texts_by_name("""
     details: {}
 """)
 RANKS = {"tp": "tensor", "pp": "pipeline", "dp": "data", "ep": "expert"}
-DEPLOYMENT = tuple(WORDING)[:8]
-SERVER = tuple(WORDING)[:14]
+DEPLOYMENT = tuple(WORDING)[:9]
+SERVER = tuple(WORDING)[:15]
 
 
 def split_words(record: Record) -> str:

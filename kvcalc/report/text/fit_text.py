@@ -317,7 +317,7 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
     low = record["low_num_seqs"] or best.sequences
     low = min(low, best.options.max_num_seqs or low)
     users = f" of {low:,} users" * (low > 1)
-    at_least = "at least " * (record["low_num_seqs"] is not None)  # of the low end
+    at_least = "at least " * bool(record["low_num_seqs"])  # of the low end
     return answer_sentence(
         f"The longest context{users} on {_place(record, best)} is {at_least}{best.length:,} tokens",
         *_cache_size(record, best)[:1],

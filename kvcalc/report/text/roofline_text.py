@@ -52,9 +52,9 @@ ROOFLINE_COLUMNS = columns(
 )
 SUMMARY_COLUMNS = columns(
     RooflineRecord,
-    "model gpu tensor_parallel_size dtype kv_cache_dtype engine batch_size context time_s "
+    "model gpu gpus tensor_parallel_size dtype kv_cache_dtype engine batch_size context time_s "
     "roofline_s bound intensity flops bytes",
-    inputs="model gpu tensor_parallel_size dtype kv_cache_dtype engine batch_size context",
+    inputs="model gpu gpus tensor_parallel_size dtype kv_cache_dtype engine batch_size context",
 )
 PASS_WORDING = {**WORDING, "context": "context {:,}"}
 PASS_KEYS = (*DEPLOYMENT, "batch_size", "context")
@@ -88,7 +88,7 @@ def pass_tables(passes: Sequence[tuple[TimedDeployment, Batch, Records]]) -> Ite
         title = _summary_sentence(totals, further)
         notes = ["", "-v prints the operators of each pass."]
         yield Table(totals, marked_columns(totals, SUMMARY_COLUMNS), title, notes)
-    names = sides(totals, DEPLOYMENT[2:6]).names
+    names = sides(totals, DEPLOYMENT[2:7]).names
     for name, sizes, (deployment, _, records) in zip(names, sizes_of, passes):
         total = {**records[-1], "basis": records[-1].get("basis") or deployment.basis}
         rows = []

@@ -52,7 +52,7 @@ NO_CACHE = columns(
 )
 
 
-VARIANTS = "tensor_parallel_size dtype kv_cache_dtype engine basis"  # of a deployment
+VARIANTS = "gpus tensor_parallel_size dtype kv_cache_dtype engine basis"  # of a deployment
 LENGTHS = "batch_size input_len output_len"
 LATENCY = columns(
     LatencyRecord,
@@ -61,7 +61,7 @@ LATENCY = columns(
     "tpot_first_s tpot_last_s output_tokens_per_s energy_per_token_j *",
     inputs=f"model gpu {LENGTHS}",
     optional=VARIANTS,
-    hidden="gpus fits max_num_seqs speedup",
+    hidden="fits max_num_seqs speedup",
 )
 SPECULATION = (
     *columns(LatencyRecord, f"gpu {LENGTHS}", inputs=f"gpu {LENGTHS}"),
@@ -126,7 +126,10 @@ def latency_tables(records: Records) -> list[Table]:
         notes = footnotes(*GROWTH[:1])
         tables.append(Table(rows, NO_CACHE, "Without a cache", notes, details=GROWTH[1:]))
     if drafted:
-        notes = ["", "`--acceptance-rate` sets the accepted share; measure yours."]
+        notes = [
+            "",
+            "`--acceptance-rate` is the chance per draft token, or tokens/step such as 3.1.",
+        ]
         title = "Speculation at mid length"
         tables.append(Table(records, SPECULATION, title, notes))
     return tables
@@ -258,7 +261,7 @@ SERVE = columns(
     "queueing_mean_s | e2e_p50_s *",
     inputs=f"model gpu {LOAD}",
     optional=f"{VARIANTS} {LIMITS}",
-    hidden="gpus draft num_speculative_tokens",
+    hidden="draft num_speculative_tokens",
 )
 SERVER_LIMITS = (
     "max_num_seqs {max_num_seqs:,}, "
@@ -394,7 +397,7 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
 
 def _server_name(record: Record, records: Records) -> str:
     """Return model and GPUs, and other values that distinguish a record from the other records."""
-    keys = [key for key in SERVER if key not in ("model", "gpu")]
+    keys = [key for key in SERVER if key not in ("model", "gpu", "gpus")]
     same = equal_records(records, record, "model", "gpu")
     name = sides(same, keys).names[same.index(record)]
     return f"{_server_words(record)} with {name}" if name else _server_words(record)
