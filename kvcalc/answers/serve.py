@@ -227,6 +227,6 @@ def _notes(models: Sequence[Any], runs: "list[SimulationResult]") -> list[str]:
                 f"{place}: {record['rejected']:,} requests can never fit and are rejected"
             )
     if diverging := sum(run.record["diverges"] is True for run in runs):
-        loads = f" in {diverging:,} of {len(runs):,} loads" * (len(runs) > 1)
-        notes.append(f"the queue keeps growing{loads}")
+        place = f" in {diverging:,} of {len(runs):,} loads" * (len(runs) > 1)
+        notes.append("the queue keeps growing" + place)
     return notes

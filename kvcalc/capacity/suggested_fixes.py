@@ -265,8 +265,7 @@ def smaller_weights(start: ConfigChange) -> ConfigChanges:
     """
     deployment, options = start.deployment, start.options
     model, precision = deployment.model, deployment.precision
-    is_quantized = precision.quantization or model.quantization
-    if is_quantized and options.engine != "llama.cpp":
+    if options.engine != "llama.cpp" and (precision.quantization or model.quantization):
         return
     limit = SMALLER_WEIGHTS * weight_bytes(model, precision)
     for name in options.rules.smaller_weights:

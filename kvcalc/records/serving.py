@@ -96,8 +96,8 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
     ]
     decode_cost_per_million_tokens: NotRequired[
         Annotated[
-            FloatOrNull,
-            "part of it for decode steps; null without tpot_s",
+            float,
+            "part of it for decode steps",
             "decoding per 1M",
             Formula("price · {gpus} GPUs / 3600 s / {decode_tokens_per_s} · 10^6"),
         ]

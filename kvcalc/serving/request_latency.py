@@ -454,12 +454,14 @@ def _per_token(
             "output_tokens_per_s": None,
             "sequences_per_s": rate and rate / options.input_len,
         }
-    elif given_rate:
-        record["output_throughput"] = given_rate
     if price := prices_of(options.price_per_hour, [deployment.gpu]).get(deployment.gpu.name):
-        for name, tokens_per_s in (("", rate), ("decode_", decode_rate)):
-            cost = tokens_per_s and cost_per_million(price, gpus, tokens_per_s)
-            record[f"{name}cost_per_million_tokens"] = cost
+        record["cost_per_million_tokens"] = rate and cost_per_million(price, gpus, rate)
+        if given_rate and record["output_tokens_per_s"]:
+            record["output_throughput"] = given_rate
+        elif decode_rate:
+            record["decode_cost_per_million_tokens"] = cost_per_million(
+                price, gpus, decode_rate
+            )
     return record | {"energy_per_token_j": power * gpus / rate if power and rate else None}
 
 

@@ -5,7 +5,7 @@ probability a, independently. Source: Leviathan et al. 2023, arXiv 2211.17192 §
 step takes k decode passes of the draft and one pass of k + 1 queries per sequence of the model.
 """
 
-from bisect import bisect_left as bisect
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def requested_speculation(
     """Return the draft tokens per step, 0 for the fastest number, and their acceptance rate.
 
     Multi-token prediction drafts a token per prediction layer by default. An acceptance rate above
-    1 is the mean number of tokens per step. Example: 2.8 with 4 draft tokens is a rate of 0.7066.
+    1 is the mean number of tokens per step. Example: 2.8 with 4 draft tokens is a rate of 0.705.
 
     Args:
         model: The target model.
@@ -68,10 +68,9 @@ def requested_speculation(
             "Add --num-speculative-tokens",
         )
     if accepted > 1:
-        rates = [step / 10_000 for step in range(10_001)]
-        accepted = rates[
-            bisect(rates, accepted, key=lambda rate: expected_tokens(rate, drafted))
-        ]
+        steps = range(100_000)  # of the rate
+        accepted = bisect_left(steps, accepted, key=lambda n: expected_tokens(n / 1e5, drafted))
+        accepted /= 1e5
     return drafted, accepted
 
 

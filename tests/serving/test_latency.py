@@ -95,6 +95,7 @@ def test_cost_by_hand(kvcalc: Run) -> None:
     costs = [price * 2 * record["e2e_s"] / 3600 / 400 * 1e6 for price, record in zip((2, 5), records, strict=True)]
     assert [record["cost_per_million_tokens"] for record in records] == pytest.approx(costs)
     assert f" costs {costs[0]:.2f} per million output tokens for 4 requests and {costs[1]:.2f} with h200" in text
+    assert kvcalc("latency gpt2 --gpu h100,h200 --price-per-hour h100=2").code == 0  # no price of the other
     assert "cost 5.556 at 200 tokens/s" in kvcalc("latency gpt2 --tp 2 --price-per-hour 2 --output-throughput 200").joined
 
 

@@ -31,11 +31,8 @@ def clocks(
 def test_expected_tokens_by_hand() -> None:
     """1 + 0.8 + 0.64 + 0.512 + 0.4096 = 3.3616."""
     assert expected_tokens(0.8, 4) == pytest.approx(3.3616, abs=1e-12)
-    assert expected_tokens(0.8, 4) == pytest.approx(sum(0.8**i for i in range(5)))
-    assert expected_tokens(0.0, 4) == 1
-    assert expected_tokens(1.0, 4) == 5
+    assert [expected_tokens(a, k) for a, k in ((0.0, 4), (1.0, 4), (0.5, 0))] == [1, 5, 1]
     assert expected_tokens(1 - 1e-12, 4) == pytest.approx(5)
-    assert expected_tokens(0.5, 0) == 1
 
 
 @pytest.mark.parametrize("acceptance", [-0.1, 65, float("nan")])
@@ -97,13 +94,16 @@ def test_the_mtp_head_of_deepseek() -> None:
 
 
 def test_lists_make_a_row_for_each_rate_and_number(kvcalc: Run) -> None:
-    """Expected tokens of k = 1, 4 at a = 0.3, 0.9: 1.3 and 1.9; Σ 0.3^i = 1.4251 and Σ 0.9^i = 4.0951 for i to 4."""
+    """Expected tokens of k = 1, 4 at a = 0.3, 0.9: 1.3 and 1.9; Σ 0.3^i = 1.4251 and Σ 0.9^i = 4.0951 for i to 4. So 1.4251
+    tokens of k = 4 are the rate 0.3."""
     line = "latency llama-3.1-70b --gpu b200 --stack datasheet --draft llama-3.2-1b --acceptance-rate 0.3,0.9 --input-len 500"
     records = kvcalc(f"{line} --num-speculative-tokens 1,4 --format json").records
-    asked = [(r["num_speculative_tokens"], r["acceptance_rate"]) for r in records]
-    assert asked == [(1, 0.3), (1, 0.9), (4, 0.3), (4, 0.9)]
+    assert [(r["num_speculative_tokens"], r["acceptance_rate"]) for r in records] == [(1, 0.3), (1, 0.9), (4, 0.3), (4, 0.9)]
     assert [r["tokens_per_step"] for r in records] == pytest.approx([1.3, 1.9, 1.4251, 4.0951])
     assert all(r["speculative_tpot_s"] * r["tokens_per_step"] == r["draft_s"] + r["verify_s"] for r in records)
+    line = "latency llama-3.1-8b --num-speculative-tokens 4 --acceptance-rate 1.4251 --format json --draft"
+    eagle, layer = (kvcalc(f"{line} {draft}").records[0] for draft in ("eagle", "layers=1"))
+    assert eagle == layer and eagle["acceptance_rate"] == pytest.approx(0.3, abs=1e-4)
 
 
 def test_the_picture_is_the_formula_at_every_rate() -> None:

@@ -233,7 +233,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             raise UserError(
                 f"{self.name} has no cache dtype {precision.kv_cache_dtype!r}",
                 "Add --engine llama.cpp"
-                if dtype.startswith("q")
+                if dtype.startswith("q") and self.name != "llama.cpp"
                 else f"It has: auto, {', '.join(self.dtypes)}",
             )
         return self.precision(model, replace(precision, kv_cache_dtype=dtype))

@@ -193,8 +193,12 @@ def _summary_sentence(totals: Records, further: Sequence[str]) -> str:
     ffn, attention = further
     if attention and "FLOP/B" not in limit:
         attention += " FLOP/B"
-    takes = f"A {subject} takes {at_least}{', '.join(spans).removesuffix(' with ')}"
-    return answer_sentence(takes, limit, ffn, attention)
+    return answer_sentence(
+        f"A {subject} takes {at_least}{', '.join(spans).removesuffix(' with ')}",
+        limit,
+        ffn,
+        attention,
+    )
 
 
 def _intensities(totals: Records) -> str:

@@ -159,8 +159,10 @@ def _latency_sentence(records: Records) -> str:
     if not equal:
         return _generation_sentence(records)
     names = sides(equal).names
-    key = "cost_per_million_tokens" if first.get("cost_per_million_tokens") else "e2e_s"
-    times = [r[key] for r in equal]
+    times = [r["e2e_s"] for r in equal]
+    prices = [r.get("cost_per_million_tokens") for r in equal]
+    if all(prices):
+        times = prices
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
@@ -210,8 +212,9 @@ def _latency_sentence(records: Records) -> str:
 def _draft_sentence(records: Records) -> str:
     """Return a sentence on the gain by the fastest draft under the first and the last load, and on
     TPOT under the first."""
-    equal = equal_records(records, records[0], *LOAD_WORDING)
-    best = min(equal, key=lambda r: r["speculative_tpot_s"])
+    best = min(
+        equal_records(records, records[0], *LOAD_WORDING), key=lambda r: r["speculative_tpot_s"]
+    )
     loads = equal_records(records, best, *DEPLOYMENT, "draft", "acceptance_rate")
     names = sides(loads, LOAD_WORDING, LOAD_WORDING).names
     gains = [
@@ -383,7 +386,7 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
     others = [
         (other["cost_per_million_tokens"], f" with {name}")
         for other, name in zip(records, names)
-        if other is not record and other["cost_per_million_tokens"] and name
+        if other is not record and other.get("cost_per_million_tokens") and name
     ]
     mark = "≥ " * (record["time_basis"] == BOUND)
     clauses = [f", costing {mark}{cost:,.2f} per million output tokens"]
