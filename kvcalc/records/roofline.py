@@ -79,9 +79,6 @@ class PassTotalRecord(WorkRecord):
     mla_form: Annotated[
         TextOrNull, "absorbed, expanded or mixed; null without latent attention", "MLA form"
     ]
-    time_note: Annotated[
-        TextOrNull, "a warning on the measured rows behind a time; null if there is none"
-    ]
     equal_reads_context: Annotated[
         IntOrNull,
         "smallest context at which the step reads as much cache as weights; null if there is "
@@ -135,11 +132,6 @@ class OperatorRecord(TimedWorkRecord):
     ]
     expected_experts: NotRequired[
         Annotated[float, "mean number of experts that the pass reaches"]
-    ]
-    time_note: NotRequired[
-        Annotated[
-            TextOrNull, "a warning on the measured rows behind a time; null if there is none"
-        ]
     ]
 
 

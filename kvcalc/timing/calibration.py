@@ -163,8 +163,6 @@ class KernelModelEntry(CalibrationStruct, frozen=True):
         p90_abs_error: 90th percentile of the errors of rows that were left out of the fit.
         fitted_median_abs_error: Median error of the rows of the fit.
         fitted_p90_abs_error: 90th percentile of the errors of the rows of the fit.
-        note: Warning that is printed next to times of this model, such as that the kernels were
-            measured without autotuning; '' for no warning.
     """
 
     law: AnyKernelModel
@@ -173,7 +171,6 @@ class KernelModelEntry(CalibrationStruct, frozen=True):
     p90_abs_error: Error
     fitted_median_abs_error: Error = 0.0
     fitted_p90_abs_error: Error = 0.0
-    note: str = ""
 
 
 class ErrorStatistics(CalibrationStruct, frozen=True):
@@ -427,10 +424,6 @@ def to_yaml(calibration: Calibration) -> str:
 
     data = msgspec.to_builtins(calibration)
     laws, refused = data.pop("laws"), data.pop("refused")
-    for kinds in laws.values():
-        for entry in kinds.values():
-            if not entry["note"]:
-                del entry["note"]
     filled = {key: value for key, value in data.items() if value not in ({}, None)}
     more = {"refused": refused} if refused else {}
     return yaml.safe_dump(

@@ -618,8 +618,7 @@ def _timed_records(
     times = operator_seconds(operators, gpu, calibration)
     timed_records = []
     for record, operator, time in zip(records, operators, times):
-        note = time.entry.note if time.entry else ""
-        timed_records.append(record | time_keys(time) | {"time_note": note or None})
+        timed_records.append(record | time_keys(time))
         overhead = time.overhead
         if overhead and overhead.seconds > 0:
             place = operator.layer, operator.count
@@ -627,13 +626,11 @@ def _timed_records(
     whole = summed_time(operators, times, calibration)
     engine = OperatorTime(whole.engine, CALIBRATED)
     timed_records.append(added_record(ENGINE_OVERHEAD, "", 1, engine))
-    notes = dict.fromkeys(time.entry.note for time in times if time.entry and time.entry.note)
     return timed_records, {
         "time_s": float(whole.seconds),
         "time_basis": basis,
         "uncalibrated_share": float(whole.uncalibrated_share),
         "time_p90_error": step_error(operators, gpu, calibration),
-        "time_note": "; ".join(notes) or None,
     }
 
 

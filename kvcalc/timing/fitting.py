@@ -21,7 +21,6 @@ from kvcalc.gpu.gpu import Gpu
 from kvcalc.records import Record, Settings
 from kvcalc.timing.calibration import Calibration, KernelModelEntry, RefusedFit, find_gpu
 from kvcalc.timing.kernel_models.families import FAMILIES, kind_of
-from kvcalc.timing.kernel_models.fused_moe import NOTES
 from kvcalc.timing.kernel_models.kernel_model import (
     Array,
     Arrays,
@@ -449,7 +448,7 @@ def _accept_or_refuse(
         weight: Weight of each row.
         origin: GPU and stack.
     """
-    op, kind, rows, measured, held_out, *_ = result
+    op, _, rows, measured, held_out, *_ = result
     gpu, stack = origin
     # With fewer rows, held-out errors are not reliable.
     checked = held_out if len(rows) >= MIN_ROWS else fitted
@@ -469,7 +468,6 @@ def _accept_or_refuse(
         law=kernel_model,
         fitted_median_abs_error=fitted_median,
         fitted_p90_abs_error=fitted_p90,
-        note=NOTES.get((stack, kind), ""),
         **accuracy,
     )
     return result._replace(entry=entry)

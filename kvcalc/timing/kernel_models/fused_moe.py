@@ -392,13 +392,6 @@ TILE_RULES = first_words("""
 # the weights.
 EXPANDED_TO_BF16 = ("sglang", "w4a16_mxfp4/triton")
 
-# Cells with rows slower than the stack, and the note that is printed with their times.
-_UNTUNED = "experts measured without FlashInfer's autotuning: a tuned engine is faster"
-NOTES = {
-    ("vllm", "fp8/flashinfer"): _UNTUNED,
-    ("sglang", "bfloat16/flashinfer/ungated"): _UNTUNED,
-}
-
 # Weight format of a checkpoint → formats of measured rows; the first one in a calibration is used.
 _ROW_FORMATS_TABLE = """
     bf16               bfloat16
