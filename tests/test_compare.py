@@ -177,7 +177,7 @@ def test_steps_that_undo_earlier_ones_are_refused(text: str, said: str) -> None:
         ("size falcon-mamba-7b", "needs 35.00 MiB of state for 1 sequence of any length, and"),
         ("size --layers 48 --kv-heads 8 --head-dim 128 --kv-cache-dtype fp8", "for 4,096 tokens, 96.0 KiB per token."),
         ("size mistral-7b-v0.1 --context 8k", "for 8,192 tokens, 128.0 KiB per token up to its 4,096-token limit, and"),
-        ("size deepseek-v3 --tp 8", "of KV cache per GPU for 4,096 tokens, because tp does not divide it, and 79.29 GiB"),
+        ("size deepseek-v3 --tp 8", "of KV cache per GPU for 4,096 tokens, a full copy on each, and 79.29 GiB"),
         ("size glm-4.5-air --tp 4", "46.0 KiB per token, and 49.79 GiB for weights."),
         ("size kimi-k2 deepseek-v3 qwen3-8b", "kimi-k2 and deepseek-v3 need the smallest KV cache for 4,096 tokens,"),
     ],

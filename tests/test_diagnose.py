@@ -187,7 +187,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (WEIGHTS.format(20), H100.format("qwen3-235b-a22b-fp8", "8k"), "names no tensor-parallel size: tp 1 is assumed; add --tp", "1× h100-sxm"),
         # 23,648 · 128 KiB and 0.03 of 23.67 GiB are 3.6 GiB of 3.54; 1.71 and 0.05 of 79.18 GiB are 5.67 of 5.07; 13.26 and 0.066 of 78.5 are 18.44 of 4 · 32,768 · 144 KiB
         (logs.V0_6_3.split("ValueError: ")[1], "--model llama-3.1-8b --gpu rtx3090", "are left; it fits with `--gpu-memory-utilization 0.95` or `--max-model-len 23632`.", "0 by the log, 1 predicted"),
-        (AVAILABLE.format(1.71), H100.format("gpt-oss-120b", "128k"), "1.71 GiB of KV cache, 3.36 GiB too small for 131,072 tokens; it fits with `--gpu-memory-utilization 0.97`", "0 by the log"),
+        (AVAILABLE.format(1.71), H100.format("gpt-oss-120b", "128k"), "1.71 GiB of KV cache is 3.36 GiB too small for 131,072 tokens; it fits with `--gpu-memory-utilization 0.97`", "0 by the log"),
         (logs.SGLANG.replace("26.63", "6.63").replace("387811", "96556"), "--users 4 --context 32k", "2 users of 32,768 tokens, not 4; it fits with `--context-length 32768 --mem-fraction-static 0.94`", "2 by the log"),
         (logs.V1_0_28, "--context 64k", "fit 1 user of 65,536 tokens, above the engine's maximum of 40,960; it fits with `--max-model-len 65536`.", "vllm serve"),
         # single lines: 37,765 tokens; 19,744 tokens; 2.39 GiB of 0.5 GiB for a user
@@ -204,8 +204,8 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (f"{RUNNING}\n{RUNNING.replace('36', '50').replace('84', '0')}", "", "The engine has 36 running and 84 waiting requests; ", "its KV cache is full: use more GPUs or an 8-bit cache."),
         (TWO_GPUS, "", "its KV cache stores 8,192 tokens in 1.33 GiB.", "cache 697.00 MiB"),
         (TWO_GPUS, H100.format("llama-3.1-8b", "8k"), "The engine started: 1.33 GiB of KV cache fit", "cache"),
-        # 131,072 · 5.4 / 16 are 44,236 tokens
-        (TOO_LONG, "", "5.40 GiB are left for about 43,792 tokens; try `--max-model-len 43792`", "the log names no model"),
+        (TOO_LONG, "", "5.40 GiB are left for about 43,792 tokens; try `--max-model-len 43792`", "the log names no model"),  # of 44,236
+        (f"$ vllm serve openai/gpt-oss-120b \\\n -tp 2 --enforce-eager --gpu-memory-utilization=0.95\n{AVAILABLE.format(31.71)}", "--gpu h100", "on 2× h100-sxm, vllm", "12 by the log"),
         (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens", "1 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "KV cache fit 4 users of 4,096 tokens", "4 by the log"),
         (logs.V0_7_3.split("267] ")[3].partition("\n")[0], L4.format("4k"), "2.39 GiB of KV cache fit 4 users of 4,096 tokens", "4 by the log"),
@@ -367,7 +367,7 @@ def test_weights_and_cache_that_cannot_lie_on_the_gpu_named(kvcalc: Run, diagnos
     ("data", "said"),
     [
         (b"", "is empty"),
-        (b"[TensorRT-LLM] TensorRT LLM version: 1.0.0\n", "For TensorRT-LLM, use `kvcalc fit MODEL --gpu GPU --engine trtllm`"),
+        (b"[TensorRT-LLM] TensorRT LLM version: 1.0.0\n", "has no start-up of vLLM, SGLang, TensorRT-LLM or llama.cpp"),
         (b"\x7fELF\x02\x01\x01" + b"\0" * 99, "is not a log in text"),
         (b"vLLM API server version 0.11.0\n", "or a line with the size of the KV cache, such as `GPU"),
         (b"INFO vLLM API server version 0.11.0\nModel loading took 3.2 GiB\n", "such as --model qwen3-8b --gpu h100"),

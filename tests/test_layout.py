@@ -22,7 +22,7 @@ GUESTS = {
     "torch": ("measure",),
     "matplotlib": ("report.charts", "answers.answer"),
     "rich": ("report", "cli"),
-    "typer": ("cli",),
+    "typer": ("cli", "library.presets"),
     "huggingface_hub": ("library.huggingface.hub",),
     "pydantic": (),
 }

@@ -205,7 +205,6 @@ def test_measured_rows_of_any_machine_are_drawn(kvcalc: Run, tmp_path: Path) -> 
         ("dsa-vs-mla recurrentgemma-2b deepseek-v3", "recurrentgemma-2b has 18× RG-LRU, 8× MQA window 2048, deepseek-v3 has MLA"),
         ("dsa-vs-mla deepseek-v3 kimi-k2", "one with DSA and one with MLA"),
         ("cache-vs-parameters deepseek-v3.2", "two models or more, best the sizes of one family"),
-        ("no-cache gpt2 llama-7b", "one model at a time. Give only gpt2"),
         ("measured", "needs --input ROWS.csv"),
         ("measured gpt2 --input rows.csv", "the rows of --input, and no model such as 'gpt2'"),
     ],

@@ -43,13 +43,15 @@ def latency_answer(
         requests: Prompt length, output length and batch size of each batch of equal requests.
     """
     from kvcalc.report.text.serving_text import latency_tables
-    from kvcalc.serving.request_latency import latency_records
+    from kvcalc.serving.request_latency import largest_batch, latency_records
 
     check_number("rows", MAX_PASSES, deployments, requests)
     points = []
     for deployment, request in product(deployments, requests):
         if request.no_cache or request.draft:
             deployment.model.check_generates()
+        if request.max_tpot:
+            request = largest_batch(deployment, request)
         only_prefill = replace(request, output_len=1)
         points.append((deployment, only_prefill if deployment.model.pooling else request))
     records = latency_records(points)

@@ -124,13 +124,8 @@ def _figure(kind: str, names: list[str], options: FigureOptions) -> "list[Chart]
     if kind == "dsa-vs-mla":
         return [size_plot.sparse_reads_chart(sweeps.sparse_reads(models, last, precision))]
     if kind == "no-cache":
-        if len(models) > 1:
-            raise UserError(
-                "the figure 'no-cache' shows one model at a time", f"Give only {models[0].name}"
-            )
-        return size_plot.generation_work_chart(
-            [sweeps.generation_work(models[0], last, precision)]
-        )
+        works = [sweeps.generation_work(model, last, precision) for model in models]
+        return size_plot.generation_work_chart(works)
     deployments = [
         TimedDeployment(model, gpu, precision).with_calibration()
         for model in models

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvcalc.errors import UserError, nearest
+from kvcalc.errors import UserError
 
 if TYPE_CHECKING:
     from kvcalc.question.options import Parameter
@@ -164,8 +164,6 @@ def install(shell: str = "") -> int:
 def _check_shell(shell: str) -> str:
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
-        problem = f"no completion for the shell {name!r}" if name else "the shell is unknown"
-        raise UserError(
-            problem, f"{nearest(name, SHELLS)}. Write `kvcalc --show-completion bash`"
-        )
+        problem = f"no completion for the shell {name!r}"
+        raise UserError(problem, "Write `kvcalc --show-completion bash`")
     return name

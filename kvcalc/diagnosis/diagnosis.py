@@ -127,8 +127,8 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
         length = tokens // (values.get("max_num_seqs") or 1)
         values["max_model_len"] = min(length, predicted.model.max_context or length)
         predicted = fit(command.deployment(gpu), command.options)
-    if "cache" not in boot.figures and (cache_bytes := _cache_bytes(boot, predicted)):
-        boot.figures["cache"] = boot.figures["computed_cache"] = cache_bytes
+    if "cache" not in boot.figures and (size := _cache_bytes(boot, command, predicted)):
+        boot.figures["cache"] = boot.figures["computed_cache"] = size
     items = _memory_items(boot, predicted)
     remarks = [*command.remarks, remark, _contradiction(boot, predicted, items)]
     return Diagnosis(
@@ -194,20 +194,29 @@ def _with_ranks(boot: Boot, command: Command, gpu: Gpu) -> Command:
     return command._replace(remarks=(*command.remarks, remark))
 
 
-def _cache_bytes(boot: Boot, predicted: Fit) -> int:
+def _cache_bytes(boot: Boot, command: Command, predicted: Fit) -> int:
     """Return the bytes of one GPU's cache that stores the logged tokens or concurrency; 0 if the
     log has neither.
+
+    A cache format that the user names may be a change of the start. So the checkpoint's format
+    counts if its bytes are nearer to the prediction.
 
     If layers have windows or states, vLLM before 0.21 logs too few tokens, but the right
     concurrency. So the larger of concurrency and tokens ÷ max_model_len counts. Example: the
     concurrency is 33.04, and a request needs 45 blocks of 49 MiB. The cache has 71.15 GiB.
     """
-    plan, length = predicted.plan, predicted.length
+    length = predicted.length
     requests = max(
         boot.concurrency,
         boot.counts.get("tokens", BLOCK_TOKENS * boot.counts.get("blocks", 0)) / length,
     )
-    return round(requests * (plan.needed(1, length) - plan.needed(0, 0)))
+    published = command._replace(settings=command.settings | {"kv_cache_dtype": "auto"})
+    fits = predicted, fit(published.deployment(predicted.gpu), command.options)
+    sizes = (
+        round(requests * (result.plan.needed(1, length) - result.plan.needed(0, 0)))
+        for result in fits
+    )
+    return min(sizes, key=lambda size: abs(size - predicted.budget_at("middle")))
 
 
 def _memory_items(boot: Boot, predicted: Fit) -> dict[str, MemoryItem]:

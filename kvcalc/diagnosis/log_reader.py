@@ -88,6 +88,7 @@ V0_RELEASES = ("0.4.", "0.5.", "0.6.", "0.7.")  # vLLM's engine before V1 was th
 # number without a name. vLLM's V0 engine logs the peak of torch with the weights up to 0.6.6.
 PATTERNS = {
     "vllm": r"""
+        vllm serve (?P<model>[\w./-]+)(?P<arguments>.*)
         vLLM API server version v?(?P<version>\d+\.\d+[\w.+]*)
         non-default args: (?P<arguments>\{.*)
         args: Namespace\((?P<arguments>.*)
@@ -146,6 +147,8 @@ PATTERNS = {
     """,
     "sglang": r"""
         server_args=ServerArgs\((?P<arguments>.*)
+        launch_server.* --model(?:-path)?[ =](?P<model>\S+)
+        launch_server(?P<arguments>.*)
         Load weight begin\. avail mem=<free> GB
         Load weight end\..{0,300}mem usage=<weights> GB
         KV Cache is allocated\.(?: dtype: \S+,)? #tokens: <tokens>, K size: <keys> GB, V \
@@ -379,12 +382,11 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
     return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
 
 
-MAX_BYTES, MAX_LINE_CHARACTERS, MAX_BOOTS = 64 << 20, 20_000, 50
+MAX_BYTES, MAX_LINE_CHARACTERS = 64 << 20, 20_000
 MAX_FILE_BYTES = 1 << 50
 FIRST_LINE = """\
 Give the log from its first line on, at most 64 MiB, or a line with the size of the KV cache, such \
-as `GPU KV cache size: 75,824 tokens`. For TensorRT-LLM, use \
-`kvcalc fit MODEL --gpu GPU --engine trtllm`"""
+as `GPU KV cache size: 75,824 tokens`"""
 MAX_EARLIER_LINES = 200  # read before the first line that identifies the engine
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,20}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])|"
@@ -398,6 +400,7 @@ _VALUE = (
 )
 _MAPPING_ITEM = re.compile(rf"'([a-z_0-9]{{1,60}})': {_VALUE}")
 _KEYWORD_ARGUMENT = re.compile(rf"\b([a-z_0-9]{{1,60}})={_VALUE}")
+_FLAG = re.compile(r"(?:^| )--?([a-z][\w-]*)[ =]+(?!-)")
 BOOT_TEXTS = "version model gpu title file_type"
 FAILURES = "no_blocks too_long occupied outside_share out_of_memory weights_failed"
 FLAG_NUMBERS = """
@@ -414,7 +417,7 @@ HOST_DEVICES = ("CPU", "CUDA_Host", "ROCm_Host", "Host", "BLAS")
 def read_boots(name: str) -> tuple[list[Boot], list[str]]:
     """Return the engine starts of a log in order, and remarks for the user on unread parts.
 
-    Only the last 50 starts are returned, from the first 64 MiB of the log.
+    Only the first 64 MiB of the log are read.
 
     Args:
         name: Path of the log file; "-" for standard input.
@@ -436,9 +439,7 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
             "has no start-up of vLLM, SGLang, TensorRT-LLM or llama.cpp", FIRST_LINE, place
         )
     remarks = [f"{place}: only the first 64 MiB are read"] if len(data) > MAX_BYTES else []
-    if len(boots) > MAX_BOOTS:
-        remarks.append(f"{place}: the last {MAX_BOOTS} of {len(boots)} boots")
-    return boots[-MAX_BOOTS:], remarks
+    return boots, remarks
 
 
 def _read_bytes(name: str) -> bytes:
@@ -449,8 +450,6 @@ def _read_bytes(name: str) -> bytes:
     if len(name.split()) > 3 and not os.path.exists(name):  # noqa: PTH110 (a text may be long)
         data = name.encode()
     elif name == "-":
-        if sys.stdin is None:
-            raise UserError("is closed", where="standard input")
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
         check_readable(Path(name), MAX_FILE_BYTES)
@@ -466,7 +465,7 @@ def _read_bytes(name: str) -> bytes:
 
 def _split_boots(text: str) -> list[Boot]:
     """Return the engine starts in the text of a log. A start without any known line is left out."""
-    lines = text.split("\n")
+    lines = text.replace("\\\n", " ").split("\n")
     first, engine = next(
         (
             (number, engine)
@@ -606,8 +605,9 @@ def _record_number(boot: Boot, name: str, value: float, match: re.Match[str]) ->
 
 
 def _record_arguments(boot: Boot, name: str, text: str) -> None:
-    """Record the engine's arguments, as Python printed them. Without a tensor-parallel size, it is
-    1."""
+    """Record the engine's arguments, of its command line or as Python printed them. Without a
+    tensor-parallel size, it is 1."""
+    text = _FLAG.sub(lambda match: f" {match[1].replace('-', '_')}=", text)
     text = text.replace("max_seq_len=", "max_model_len=").replace("=torch.", "=")
     for argument, value in _parse_arguments(text):
         if name == "config" and argument not in CONFIG_ARGUMENTS.split():
@@ -640,7 +640,7 @@ def _flags_by_argument(engine: str) -> dict[str, Flag]:
         spelling.lstrip("-").replace("-", "_"): flag
         for flag in DIALECTS[engine].flags
         for spelling in flag.spellings
-        if flag.name != "model" and spelling.startswith("--")
+        if flag.name != "model"
     }
 
 

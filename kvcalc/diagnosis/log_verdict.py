@@ -629,15 +629,18 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> s
     if not sequences and logged.headroom_bytes < 0:
         stored = boot.counts.get("tokens", logged.plan.tokens(boot.size("cache"), tokens))
         lacking = f"{format_bytes(-logged.headroom_bytes)} too small for {tokens:,} tokens"
+        if cache_size(predicted.model, tokens).fixed:
+            return f"By the log, {cache} is {lacking}."
         return f"{stored:,} tokens fill {cache}, {lacking}."
     users = _users(boot, sequences, tokens, count, predicted.length)
     if "tokens" in boot.counts and not cache_size(predicted.model, tokens).fixed:
         size = boot.size("cache") / boot.counts["tokens"]
-        expected = logged.plan.needed(1, tokens) / tokens
+        expected = logged.plan.needed(1, 1 << 20) / (1 << 20)  # whole blocks
         if abs(size / expected - 1) > TOLERANCE:
             users = (
                 f"{users.partition(' tokens')[0]} tokens, at {format_bytes(round(size))} per "
-                f"token, not {format_bytes(round(expected))}"
+                f"token, not the {format_bytes(round(expected))} of "
+                f"{predicted.formats.kv_cache_dtype}"
             )
     return f"The engine started: {cache} fit {users}."
 

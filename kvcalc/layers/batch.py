@@ -4,8 +4,6 @@ Every figure of a pass is for the rank with the most work.
 """
 
 import re
-from collections.abc import Iterable
-from itertools import zip_longest
 
 import msgspec
 
@@ -205,10 +203,14 @@ class Batch(msgspec.Struct, frozen=True):
                 _check(name, value, lowest)
                 if not isinstance(value, int):
                     shapes.add(value.shape)
-        if not _can_broadcast(shapes):
-            raise UserError(
-                f"the arrays of a batch do not broadcast: {', '.join(map(str, sorted(shapes)))}"
-            )
+        if len(shapes) > 1:
+            import numpy as np
+
+            try:
+                np.broadcast_shapes(*shapes)
+            except ValueError:
+                text = ", ".join(map(str, sorted(shapes)))
+                raise UserError(f"the arrays of a batch do not broadcast: {text}") from None
 
     @property
     def tokens(self) -> Num:
@@ -277,11 +279,6 @@ class Batch(msgspec.Struct, frozen=True):
         It counts all data-parallel ranks.
         """
         return sum(g.count for g in self.groups)
-
-
-def _can_broadcast(shapes: Iterable[tuple[int, ...]]) -> bool:
-    axes = zip_longest(*map(reversed, shapes), fillvalue=1)
-    return all(len({*sizes} - {1}) <= 1 for sizes in axes)
 
 
 def _term(word: str, text: str) -> Sequences:

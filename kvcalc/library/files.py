@@ -262,14 +262,10 @@ class OutputFile:
         if target in ("-", "/dev/stdout"):
             return
         self._path, self._status = destination(target)
-        is_regular = not self._status or stat.S_ISREG(self._status.st_mode)
+        if not self._status or stat.S_ISREG(self._status.st_mode):
+            self._temporary = self._path.with_name(f".{os.urandom(4).hex()}.part")
         try:
-            if is_regular:
-                neighbour = self._path.with_name(f".{os.urandom(4).hex()}.part")
-                self._file = neighbour.open("xb")
-                self._temporary = neighbour
-            else:
-                self._file = os.fdopen(os.open(self._path, os.O_WRONLY | os.O_APPEND), "wb")
+            self._file = (self._temporary or self._path).open("ab")
         except OSError as error:
             raise _file_error("written", error, target) from None
 
@@ -304,18 +300,14 @@ class OutputFile:
         try:
             self._file.close()
             if keep and self._temporary:
-                self._replace(self._temporary)
+                if self._status:
+                    self._temporary.chmod(stat.S_IMODE(self._status.st_mode))
+                self._temporary.replace(self._path)
         except OSError as error:
             raise _file_error("written", error, self.target) from None
         finally:
             if self._temporary:
                 self._temporary.unlink(missing_ok=True)
-
-    def _replace(self, temporary: Path) -> None:
-        """Put the complete file in the target's place, with the target's mode."""
-        if status := self._status:
-            temporary.chmod(stat.S_IMODE(status.st_mode))
-        temporary.replace(self._path)
 
 
 MAX_YAML_BYTES, MAX_JSON_BYTES = 4 << 20, 16 << 20

@@ -5,7 +5,6 @@ The module works for presets of any type.
 
 import os
 import re
-import sys
 from collections.abc import Iterable
 from copy import deepcopy
 from functools import cache
@@ -75,15 +74,11 @@ def user_folders() -> list[Path]:
     They are the folders in the environment variable KVCALC_PRESETS, then the folder `kvcalc` in the
     platform's config folder.
     """
+    from typer import get_app_dir
+
     named_folders = [p for p in os.environ.get("KVCALC_PRESETS", "").split(os.pathsep) if p]
-    if sys.platform == "darwin":
-        base = "~/Library/Application Support"
-    elif sys.platform == "win32":
-        base = os.environ.get("APPDATA", "~/AppData/Roaming")
-    else:
-        base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
     # unlike Path.expanduser, it never raises
-    folders = map(os.path.expanduser, [*named_folders, f"{base}/kvcalc"])
+    folders = map(os.path.expanduser, [*named_folders, get_app_dir("kvcalc")])
     return [Path(folder) for folder in folders if not folder.startswith("~")]
 
 

@@ -1,7 +1,7 @@
 """Requested precision, and the formats that result for a model."""
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import force_setattr, replace
 
 from kvcalc.errors import UserError, nearest
 from kvcalc.layers.weights import Formats
@@ -34,7 +34,8 @@ class Precision(msgspec.Struct, frozen=True):
             other value replaces dtype and quantisation.
         kv_cache_dtype: Format of the KV cache. `auto` is the format that the checkpoint declares
             for its cache, otherwise the dtype.
-        quantization: Format of quantised weights, such as `awq`; '' for none. If the checkpoint is
+        quantization: Format of quantised weights, such as `awq`; '' for none. Formats without
+            quantisation, such as `bf16`, become the dtype if that is `auto`. If the checkpoint is
             published in this format, it covers the matrices that the publisher quantised. A GGUF
             file type such as `q4_k_m` covers the whole model. `q4_k_m+imatrix` is a file that was
             made with an importance matrix.
@@ -57,6 +58,10 @@ class Precision(msgspec.Struct, frozen=True):
             if low in WEIGHT_FORMATS or mix_of(low):
                 hint = f"Weights stored so are --quantization {self.dtype}"
             raise UserError(f"unknown dtype {self.dtype!r}", hint)
+        plain = canonical(self.quantization)
+        if self.dtype == "auto" and plain in COMPUTE and plain != "fp8":
+            force_setattr(self, "dtype", plain)
+            force_setattr(self, "quantization", "")
 
 
 PUBLISHED = Precision()
@@ -106,8 +111,7 @@ def _formats_of(model: Model, precision: Precision) -> Formats:
     elif precision.quantization or requested == "fp8":
         weight_format = load_weight_format(precision.quantization or "fp8")
         if not _is_published(schemes, weight_format):
-            is_plain = weight_format.name in ("bf16", "fp16", "fp32", "fp64")
-            schemes = () if is_plain else (Quantization(weight_format.name),)
+            schemes = (Quantization(weight_format.name),)
             unquantized = frozenset()
     cache, reason = _cache_dtype(model, precision, dtype)
     cache_layout(cache)

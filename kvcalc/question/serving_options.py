@@ -64,6 +64,8 @@ class LatencyOptions(Question, frozen=True):
             if unknown.
         output_throughput: Measured output tokens per second of all GPUs together, for the cost
             per token; 0 to use the predicted rate.
+        max_tpot: Maximum seconds per further token (TPOT). The batch size is then the largest that
+            meets it and fits in memory. 0 for no maximum.
     """
 
     input_len: Tokens = 2000
@@ -79,6 +81,7 @@ class LatencyOptions(Question, frozen=True):
     cpu_offload_gb: float = 0.0
     price_per_hour: Prices = ()
     output_throughput: float = 0.0
+    max_tpot: OptionalSeconds = 0.0
 
     def __post_init__(self) -> None:
         check_draft(self.draft, self.num_speculative_tokens, self.acceptance_rate)

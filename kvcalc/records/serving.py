@@ -60,6 +60,7 @@ class LatencyRecord(DeploymentRecord, TimeBasisRecord, MemoryRecord, HostWeights
         "cache saves",
         Formula("{no_cache_e2e_s} / {e2e_s}"),
     ]
+    max_tpot_s: Annotated[FloatOrNull, "option --max-tpot; null without it"]
     tokens_per_step: Annotated[float, "per decode step, more than 1 with a draft"]
     decode_tokens_per_s: Annotated[
         FloatOrNull,

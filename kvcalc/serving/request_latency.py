@@ -348,6 +348,28 @@ def doubling_context(
     return bisect_left(range(last), True, lo=1, key=doubled)
 
 
+def largest_batch(deployment: TimedDeployment, options: LatencyOptions) -> LatencyOptions:
+    """Return the options with the largest batch that fits and meets `max_tpot`, at least 1.
+
+    Args:
+        deployment: The model on one replica of GPUs.
+        options: Input and output length of the requests, and the maximum TPOT.
+
+    Raises:
+        UserError: The options have a draft or a batch size.
+    """
+    if options.draft or options.batch_size > 1:
+        raise UserError("max-tpot finds the batch size", "Leave out --batch-size and --draft")
+
+    def is_slower(size: int) -> bool:
+        tpot = request(deployment, options.input_len, options.output_len, size).tpot_s
+        return (tpot or 0) > options.max_tpot
+
+    largest = request_memory(deployment, options)["max_num_seqs"] or 1
+    size = bisect_left(range(largest + 1), True, lo=2, key=is_slower) - 1
+    return replace(options, batch_size=size)
+
+
 def latency_records(requests: Sequence[tuple[TimedDeployment, LatencyOptions]]) -> list[Record]:
     """Return the latency of batches of equal requests as flat JSON records.
 
@@ -405,6 +427,7 @@ def _record(deployment: TimedDeployment, options: LatencyOptions) -> Record:
         "batch_size": batch_size,
         "input_len": input_len,
         "output_len": options.output_len,
+        "max_tpot_s": options.max_tpot or None,
         "prefix_len": options.prefix_len,
         **latency._asdict(),
         "uncached_ttft_s": uncached_ttft,

@@ -183,7 +183,7 @@ def _size_sentence(
     total = f", and {about}{weights[0]} for {'its ' * (not per_gpu)}weights"
     total *= bool(last["weight_bytes"])
     if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
-        return answer_sentence(sentence, ", because tp does not divide it", total)
+        return answer_sentence(sentence, ", a full copy on each", total)
     return answer_sentence(sentence, _per_token_clause(last, start), total)
 
 

@@ -28,22 +28,10 @@ def progress_bar(unit: str, total: int | None = None) -> Iterator[Callable[..., 
         yield lambda **changes: None
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import Progress
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn(f"{{task.completed:,}} {unit}"),
-        TimeRemainingColumn() if total else TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(unit, total=total)
 
         def move(**changes: object) -> None:
             progress.update(task, **changes)  # type: ignore[arg-type]

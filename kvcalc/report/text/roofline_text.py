@@ -145,8 +145,9 @@ def _pass_sentence(
     cache *= total["bound"] == "memory" and total["cache_bytes"] >= total["bytes"] / 10
     limit = f", {total['bound']}-bound at {_intensities([total])}"
     ffn, attention = further
+    best = f", roofline {kernel_seconds(total['roofline_s'])}" * (not at_least)
     return answer_sentence(
-        f"{subject} {at_least}{kernel_seconds(time)}", limit, attention, cache, ffn
+        f"{subject} {at_least}{kernel_seconds(time)}", limit, attention, cache, ffn, best
     )
 
 
@@ -355,6 +356,8 @@ def hierarchy_table(gpu: Gpu) -> Table:
         rate, dtype = gpu.peak("bf16")
         speed = f"{format_si(rate, 'FLOP/s')} in {dtype}"
         peak = f" and computes {speed}: its ridge point is {gpu.knee:.0f} FLOP/B"
+        if gpu.peak("fp8")[1] == "fp8":
+            peak += f", in fp8 {gpu.ridge_point_for('fp8'):.0f}"
     title = f"{gpu.name} reads {format_si(gpu.bandwidth_bytes_per_s, 'B/s')}{peak}."
     notes = [
         "",

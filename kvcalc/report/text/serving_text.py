@@ -108,11 +108,14 @@ def latency_tables(records: Records) -> list[Table]:
     drafted = records[0].get("draft")
     title = (_draft_sentence if drafted else _latency_sentence)(fitting_records or records)
     if rate := records[0].get("output_throughput"):
+        cost = records[0]["cost_per_million_tokens"]
         title = (
-            f"One million output tokens of {_server_words(records[0])} cost "
-            f"{records[0]['cost_per_million_tokens']:,.3f} at {rate:,.0f} tokens/s."
+            f"One million output tokens of {_server_words(records[0])} cost {cost:,.3f} at "
+            f"{rate:,.0f} tokens/s and {cost * rate * 0.0036:,.2f} per hour."
         )
         notes.append("Costs are price ÷ the measured rate. Times are predictions.")
+    elif (limit := records[0]["max_tpot_s"]) and records[0]["tpot_s"]:
+        title = _largest_batch_sentence(records, limit)
     elif any(r.get("cost_per_million_tokens") for r in records):
         notes.append("Costs are price ÷ end-to-end tokens/s with prompts, without idle time.")
     details = [
@@ -136,17 +139,13 @@ def latency_tables(records: Records) -> list[Table]:
 
 
 def _per_server(records: Records, describe: Callable[[Record], str]) -> list[str]:
-    """Return a line per distinct text. If texts differ, a line names its servers, or its loads if
-    all records are of one deployment."""
-    labels = sides(records).names
-    if not any(labels):
-        labels = sides(records, WORDING).names
-    names: dict[str, dict[str, None]] = {}
-    for name, record in zip(labels, records):
-        names.setdefault(describe(record), {})[name] = None
-    if len(names) == 1:
-        return [text for text in names if text]
-    return [f"{', '.join(servers)}: {text}" for text, servers in names.items() if text]
+    """Return a line per distinct text. If texts differ, a line names its server, or its load if all
+    records are of one deployment."""
+    texts = [*map(describe, records)]
+    if len(set(texts)) == 1:
+        return [*filter(None, texts[:1])]
+    names = sides(records, WORDING).names
+    return list(dict.fromkeys(f"{name}: {text}" for name, text in zip(names, texts) if text))
 
 
 def _latency_sentence(records: Records) -> str:
@@ -207,6 +206,22 @@ def _latency_sentence(records: Records) -> str:
     if costs:
         start = costs[0].replace(", costing", " costs")
     return answer_sentence(f"{_server_name(best, equal)}{misfit}{start} for {work}", *clauses)
+
+
+def _largest_batch_sentence(records: Records, limit: float) -> str:
+    """Return a sentence on the largest batch whose TPOT is at most `limit` seconds."""
+    best = max(records, key=lambda r: r["batch_size"])
+    size, server = best["batch_size"], _server_words(best)
+    server += ", exceeding its memory," * (best["fits"] is False)
+    if best["tpot_s"] > limit:
+        found = seconds(best["tpot_s"])
+        return f"{server} exceeds a TPOT of {seconds(limit)}: one request has {found}."
+    return answer_sentence(
+        f"Within a TPOT of {seconds(limit)}, {server} serves "
+        f"{_bound_words(best)[1]}{plural(size, 'request')} at once",
+        ", as many as fit" * (size == best["max_num_seqs"]),
+        f", together {best['decode_tokens_per_s']:,.1f} tokens/s",
+    )
 
 
 def _draft_sentence(records: Records) -> str:
@@ -378,20 +393,25 @@ def _sustained(summaries: Records) -> str:
 
 def _cost_clauses(record: Record, records: Records) -> list[str]:
     """Return a clause with the cost of output tokens, and one with the cost of the cheapest other
-    record; without a price, none."""
+    record, if possible of another GPU under this load; without a price, none."""
     if not (cost := record.get("cost_per_million_tokens")):
         return []
     keys, wording = (*DEPLOYMENT, *LOAD_WORDING), WORDING | LOAD_WORDING
     names = sides(records, keys, wording).names
     others = [
-        (other["cost_per_million_tokens"], f" with {name}")
+        (
+            any(other[key] != record[key] for key in LOAD_WORDING),
+            other["gpu"] == record["gpu"],
+            other["cost_per_million_tokens"],
+            f" with {name}",
+        )
         for other, name in zip(records, names)
         if other is not record and other.get("cost_per_million_tokens") and name
     ]
     mark = "≥ " * (record["time_basis"] == BOUND)
     clauses = [f", costing {mark}{cost:,.2f} per million output tokens"]
     if others:
-        cost, name = min(others)
+        *_, cost, name = min(others)
         clauses.append(f" and {mark}{cost:,.2f}{name}")
     elif decoding := record.get("decode_cost_per_million_tokens"):
         clauses.append(f", {mark}{decoding:,.2f} of it for decoding")

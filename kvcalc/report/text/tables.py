@@ -339,15 +339,11 @@ def time_footnotes(records: Records) -> list[str]:
     their accuracy, or '' if unknown. The further footnotes, one for each engine, name the GPUs
     without a measured kernel model of this engine.
 
-    If the predictions come from several versions of an engine, the first footnote names the GPUs of
-    each version.
-
     Args:
         records: The rows, with the keys `time_basis`, `basis` (the time model) and others.
     """
     bases = {r["time_basis"] for r in records}
     predictions = [r for r in records if r["time_basis"] != BOUND]
-    gpus_by_version = grouped((r["basis"], r["gpu"]) for r in predictions)
     unmeasured = grouped(
         (r["engine"], r["gpu"])
         for r in records
@@ -355,12 +351,9 @@ def time_footnotes(records: Records) -> list[str]:
         and r["engine"] not in ("none", *preset_files(f"calibrations/{r['gpu']}"))
     )
     # without versions: `vllm 0.24.0 calibration of a100` gives `vllm of a100`
-    names = {re.sub(" .*calibration", "", name): None for name in gpus_by_version}
+    names = {re.sub(" .*calibration", "", r["basis"]): None for r in predictions}
     basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
-    if len(names) < len(gpus_by_version):
-        sources = [f"{version} ({list_few(gpus)})" for version, gpus in gpus_by_version.items()]
-        basis = f"Predictions come from {list_few(sources)}.".replace(" calibration", "")
-    elif len(bases) > 1:
+    if len(bases) > 1:
         basis = "Times are predicted."
     elif predictions:
         source = "scaled (~) from" if "scaled" in bases else "predicted by"
@@ -396,10 +389,7 @@ def time_details(records: Records) -> list[str]:
     bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
     if not bases:
         return []
-    lines = [f"Calibrations: {', '.join(bases)}.".replace(" calibration", "")]
-    if any(r["time_basis"] == BOUND for r in records):
-        lines.append("Bounds are not ranked against predictions.")
-    return lines
+    return [f"Calibrations: {', '.join(bases)}.".replace(" calibration", "")]
 
 
 def pass_notes(records: Records, *more: str) -> list[str]:
@@ -413,7 +403,6 @@ def pass_notes(records: Records, *more: str) -> list[str]:
         records: The rows.
         more: Warnings that precede the other warnings.
     """
-    unknown = any(r.get("memory_note") for r in records)
     misfits = len(records) - len(records_that_fit(records))
     is_mixed = 0 < misfits < len(records)
     basis, accuracy, *reasons = time_footnotes(records)
@@ -421,7 +410,7 @@ def pass_notes(records: Records, *more: str) -> list[str]:
         basis,
         *more,
         f"{misfits:,} of {len(records):,} rows do not fit in GPU memory." * is_mixed,
-        "The KV cache budget of this engine is unknown for this model." * unknown,
+        *(f"No KV cache budget: {note}." for note in distinct_values(records, "memory_note")),
         *distinct_values(records, "fallback"),
         accuracy,
         *reasons,
@@ -431,18 +420,12 @@ def pass_notes(records: Records, *more: str) -> list[str]:
 def pass_details(records: Records) -> list[str]:
     """Return further notes of a table whose rows are batches with their times, for `--verbose`.
 
-    They name the time models with their versions, the bandwidth between nodes, and engines whose KV
-    cache budget is unknown.
+    They name the time models with their versions and the bandwidth between nodes.
 
     Args:
         records: The rows.
     """
-    reasons = distinct_values(records, "memory_note")
-    return [
-        *time_details(records),
-        *node_notes(records),
-        *(f"no KV cache budget: {reason}" for reason in reasons),
-    ]
+    return [*time_details(records), *node_notes(records)]
 
 
 def time_note(records: Records) -> str:
