@@ -177,7 +177,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (AVAILABLE.format(45), H20.format("qwen3-30b-a3b", "32k"), "45.00 GiB of KV cache fit 15 users of 32,768 tokens", "fit: 15 by the log, "),
         # 1,487 blocks of 784 tokens in 4 groups: 371 · 784 tokens; a user needs ⌈context / 784⌉ + 3 blocks: 45, 9 or 87
         (HYBRID, H20.format("qwen3.5-27b", "32k"), "KV cache fit 33 users of 32,768 tokens", "fit: 33 logged, "),
-        (HYBRID, H20.format("qwen3.5-27b", "4k"), "KV cache fit 165 users of 4,096 tokens", "290,864 tokens if each layer kept all"),
+        (HYBRID, H20.format("qwen3.5-27b", "4k"), "KV cache fit 165 users of 4,096 tokens", "290,864 tokens as vLLM counts hybrid layers"),
         (HYBRID, H20.format("qwen3.5-27b", "64k --users 20"), "KV cache fit 17 users of 65,536 tokens, not 20;", "17 by the log, "),
         (logs.V1_0_28, "--users 256 --context 4k", "18 users of 4,096 tokens, not 256; it fits with `--tensor-parallel-size 8", "--max-num-seqs 256"),
         (re.sub("GPU KV.*", "", TOKENS), "", "the log has no size of the KV cache.", "users of 40,960 tokens that fit: 1 predicted"),

@@ -586,7 +586,8 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
         # like vLLM's own figure, without subtracting a placeholder block
         computed = logged.plan.concurrency(logged.kv_budget, tokens) + ROUNDING
         if "tokens" in boot.counts and not cache_size(predicted.model, tokens).fixed:
-            computed = boot.counts["tokens"] / tokens
+            block = logged.plan.block_size or 1
+            computed = boot.counts["tokens"] / (tokens + -tokens % block)  # whole blocks
         sequences[0] = int(stated or computed) * predicted.ranks.dp
     if "cells" in boot.counts:  # llama.cpp allocates its slots when it starts
         is_long = tokens > predicted.length and not predicted.options.kv_unified
@@ -599,7 +600,7 @@ def _count_users(diagnosis: Diagnosis, logged: Fit, tokens: int) -> tuple[int, s
     )
     if cells := boot.counts.get("tokens") or boot.counts.get("cells"):
         is_hybrid = boot.concurrency * predicted.length > 1.02 * cells
-        place = "if each layer kept all" if is_hybrid else "in the cache"
+        place = "as vLLM counts hybrid layers" if is_hybrid else "in the cache"
         text += f", {cells:,} tokens {place}"
     return sequences[0], f"users of {tokens:,} tokens that fit: {text}"
 
@@ -624,18 +625,19 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> s
     cache = f"{about}{format_bytes(boot.cache_bytes)} of KV cache"
     cache += " per GPU" * (predicted.ranks.gpus > 1 and boot.engine != "llama.cpp")
     memory = predicted.budget.memory
+    is_hybrid = cache_size(predicted.model, tokens).fixed
     if boot.size("cache") > memory and "add --gpu" not in str(diagnosis.remarks):
         return f"By the log, {cache} exceed the {format_bytes(memory)} of {predicted.gpu.name}."
     if not sequences and logged.headroom_bytes < 0:
         stored = boot.counts.get("tokens", logged.plan.tokens(boot.size("cache"), tokens))
         lacking = f"{format_bytes(-logged.headroom_bytes)} too small for {tokens:,} tokens"
-        if cache_size(predicted.model, tokens).fixed:
+        if is_hybrid:
             return f"By the log, {cache} is {lacking}."
         return f"{stored:,} tokens fill {cache}, {lacking}."
     users = _users(boot, sequences, tokens, count, predicted.length)
-    if "tokens" in boot.counts and not cache_size(predicted.model, tokens).fixed:
+    if "tokens" in boot.counts and not is_hybrid:
         size = boot.size("cache") / boot.counts["tokens"]
-        expected = logged.plan.needed(1, 1 << 20) / (1 << 20)  # whole blocks
+        expected = logged.plan.needed(1, 1_000_000) / 1e6  # whole blocks
         if abs(size / expected - 1) > TOLERANCE:
             users = (
                 f"{users.partition(' tokens')[0]} tokens, at {format_bytes(round(size))} per "

@@ -214,8 +214,8 @@ def _largest_batch_sentence(records: Records, limit: float) -> str:
     size, server = best["batch_size"], _server_words(best)
     server += ", exceeding its memory," * (best["fits"] is False)
     if best["tpot_s"] > limit:
-        found = seconds(best["tpot_s"])
-        return f"{server} exceeds a TPOT of {seconds(limit)}: one request has {found}."
+        reached = f": one request has {seconds(best['tpot_s'])}."
+        return f"{server} exceeds a TPOT of {seconds(limit)}{reached}"
     return answer_sentence(
         f"Within a TPOT of {seconds(limit)}, {server} serves "
         f"{_bound_words(best)[1]}{plural(size, 'request')} at once",
