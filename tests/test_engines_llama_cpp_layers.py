@@ -111,7 +111,7 @@ def test_exaone4_has_windows_at_64_layers_alone() -> None:
 
 def test_released_models_stay_as_they_are() -> None:
     """Presets of types with a fixed pattern or chunk have llama.cpp's values, so the type changes nothing."""
-    for name, model_type in (("gemma-2-9b", "gemma2"), ("gpt-oss-20b", "gpt_oss"), ("llama-4-scout", "llama4_text")):
+    for name, model_type in (("gemma-2-9b", "gemma2"), ("olmo-3-7b", "olmo3"), ("llama-4-scout", "llama4_text")):
         model = load_model(name)
         assert model.model_type == model_type
         assert allocated(model, 20_000) == allocated(msgspec.structs.replace(model, model_type=""), 20_000)

@@ -167,7 +167,7 @@ def test_times_that_rest_partly_on_bounds_claim_no_error(kvcalc: Run) -> None:
     ("line", "said"),
     [
         ("fit llama-3.1-8b --cpu-offload-gb 2 --weight-bytes 10GiB", "weight-bytes are the bytes on the GPU"),
-        ("fit llama-3.1-8b --engine llama.cpp --cpu-offload-gb 2", "llama.cpp has no cpu-offload-gb. Give the number of"),
+        ("fit llama-3.1-8b --engine llama.cpp --cpu-offload-gb 2", "llama.cpp has no cpu-offload-gb. Give `kvcalc fit` the"),
         ("latency llama-3.1-8b --cpu-offload-gb nan", "cpu-offload-gb nan is not a number from 0 to 1,048,576"),
         ("latency llama-3.1-8b --gpu tpu-v7 --cpu-offload-gb 2", "has no host_link_bytes_per_s"),
         ("fit llama-3.1-8b --disk-bandwidth fast", "disk-bandwidth 'fast' is not a number of bytes"),

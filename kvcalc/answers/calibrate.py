@@ -116,8 +116,9 @@ def _fit_stack(
     if not any(fit.entry or fit.refused for fit in fits):
         return fits, ""
     calibration = make_calibration(fits, gpu, stack, rows, provenance)
-    validation = steps_validated(calibration, gpu, rows)
-    return fits, to_yaml(replace(calibration, validation=validation))
+    return fits, to_yaml(
+        replace(calibration, validation=steps_validated(calibration, gpu, rows))
+    )
 
 
 def calibrate_stack(

@@ -122,8 +122,7 @@ def serve_answer(
 
         if len(results) == 1:
             return occupancy_chart(results[0])
-        tried = [record for record in records if record["found_rate"] is None]
-        return load_chart(tried or records)
+        return load_chart([r for r in records if r["found_rate"] is None] or records)
 
     return Answer(
         records,

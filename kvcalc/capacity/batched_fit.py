@@ -60,8 +60,7 @@ class BatchedFit(NamedTuple):
             content_of(fit.layers, fit.ranks, stage, fit.engine.content) for stage in self.plans
         )
         size = max(content.needed(1, length) for content in contents)
-        rates = [transfer_link(gpu) for gpu in self.gpus]
-        return [size / rate if rate else nan for rate in rates]
+        return [size / rate if rate else nan for rate in map(transfer_link, self.gpus)]
 
     def sequences(self, remaining: IntArray, length: int) -> IntArray:
         """Return how many sequences fit in the replica, as an array [GPUs in `gpus`, counts].

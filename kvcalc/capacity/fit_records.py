@@ -188,8 +188,9 @@ def _host_transfer(result: Fit, offloaded: int) -> HostTransfer:
     deployment = replace(result.deployment, host_weights=offloaded)
     # as `latency` times this engine
     is_predicted = result.options.engine in preset_files(f"calibrations/{result.gpu.name}")
-    operators = deployment.operators(Batch.decode(1))
-    return deployment.host_transfer(operators, measured=is_predicted)
+    return deployment.host_transfer(
+        deployment.operators(Batch.decode(1)), measured=is_predicted
+    )
 
 
 def _transfer_keys(result: Fit) -> CacheTransferRecord:

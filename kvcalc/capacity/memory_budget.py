@@ -348,8 +348,9 @@ def mtp_weights(model: Model, formats: Formats, ranks: Parallelism) -> int:
     weights = [(f"{kind}.{w.name}", w.local(ranks)) for w in model.layer_weights(kind)]
     weights.append(("mtp.projection", matrix("projection", 2 * width, width)))
     weights.append(("mtp.norms", vector("norms", 3 * NORM_VECTORS[model.norm] * width)))
-    sizes = (formats.weight_bytes(name, weight) for name, weight in weights)
-    return model.mtp.layers * sum(sizes)
+    return model.mtp.layers * sum(
+        formats.weight_bytes(name, weight) for name, weight in weights
+    )
 
 
 def draft_weights(draft: Model, precision: Precision, ranks: Parallelism) -> int:

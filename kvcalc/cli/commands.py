@@ -65,8 +65,10 @@ def parameters_of(command: str) -> list[Parameter]:
 
 
 def _all_parameters(command: str) -> list[Parameter]:
-    printing = _PRINTING.get(command, Output)
-    return [*parameters_in(function_of(command)), *parameters_in(printing)]
+    return [
+        *parameters_in(function_of(command)),
+        *parameters_in(_PRINTING.get(command, Output)),
+    ]
 
 
 def build(words: Sequence[str]) -> "typer.Typer":

@@ -37,7 +37,6 @@ _NAMES_TABLE = """
 """
 ITEM_NAMES = dict(re.findall(r"(\w+): (.+)", _NAMES_TABLE))
 OUTSIDE_CACHE = ("activations", "libraries")
-BLOCK_TOKENS = 16  # vLLM's default block size
 TOLERANCE = 0.02  # relative difference of sizes that match; half of a tensor's bytes does not
 
 
@@ -123,7 +122,8 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
     command = _with_ranks(boot, command, gpu)
     predicted = fit(command.deployment(gpu), command.options)
     if boot.engine == "llama.cpp" and "cache" in boot.figures and "max_model_len" not in values:
-        tokens = predicted.plan.tokens(boot.size("cache"), predicted.length)
+        stored = predicted.plan.tokens(boot.size("cache"), predicted.length)
+        tokens = boot.counts.get("cells", stored)
         length = tokens // (values.get("max_num_seqs") or 1)
         values["max_model_len"] = min(length, predicted.model.max_context or length)
         predicted = fit(command.deployment(gpu), command.options)
@@ -208,7 +208,7 @@ def _cache_bytes(boot: Boot, command: Command, predicted: Fit) -> int:
     length = predicted.length
     requests = max(
         boot.concurrency,
-        boot.counts.get("tokens", BLOCK_TOKENS * boot.counts.get("blocks", 0)) / length,
+        boot.counts.get("tokens", 0) / length,
     )
     published = command._replace(settings=command.settings | {"kv_cache_dtype": "auto"})
     fits = predicted, fit(published.deployment(predicted.gpu), command.options)

@@ -20,7 +20,7 @@ from kvcalc.capacity.memory_budget import GIB, MIB
 from kvcalc.capacity.suggested_fixes import join_with_or
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
-from kvcalc.library.files import check_readable
+from kvcalc.library.files import check_readable, file_error
 from kvcalc.library.load import driver_gpu, load_gpu
 from kvcalc.records import Settings
 
@@ -387,6 +387,7 @@ MAX_FILE_BYTES = 1 << 50
 FIRST_LINE = """\
 Give the log from its first line on, at most 64 MiB, or a line with the size of the KV cache, such \
 as `GPU KV cache size: 75,824 tokens`"""
+BLOCK_TOKENS = 16  # vLLM's default block size
 MAX_EARLIER_LINES = 200  # read before the first line that identifies the engine
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]{0,20}[ -/]{0,4}[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])|"
@@ -457,9 +458,7 @@ def _read_bytes(name: str) -> bytes:
             with Path(name).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
         except OSError as error:
-            raise UserError(
-                f"cannot be read: {(error.strerror or 'error').lower()}", where=name
-            ) from None
+            raise file_error("read", error, name) from None
     return data
 
 
@@ -668,6 +667,8 @@ def _complete_figures(boot: Boot) -> None:
     if boot.version.startswith(V0_RELEASES):
         boot.is_v0 = True
     figures = boot.figures
+    if "blocks" in boot.counts:
+        boot.counts.setdefault("tokens", BLOCK_TOKENS * boot.counts["blocks"])
     weights = boot.size("weights")
     if weights and "torch_peak" in figures:
         figures.setdefault("activations", max(0, figures.pop("torch_peak") - weights))

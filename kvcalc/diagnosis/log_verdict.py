@@ -29,13 +29,12 @@ from kvcalc.capacity.suggested_fixes import (
     wider_requests,
 )
 from kvcalc.diagnosis.diagnosis import (
-    BLOCK_TOKENS,
     ITEM_NAMES,
     TOLERANCE,
     Diagnosis,
     MemoryItem,
 )
-from kvcalc.diagnosis.log_reader import Boot, find_gpu
+from kvcalc.diagnosis.log_reader import BLOCK_TOKENS, Boot, find_gpu
 from kvcalc.errors import UserError, printable
 from kvcalc.library.load import load_gpu
 from kvcalc.model.memory import cache_size
@@ -149,8 +148,9 @@ class Adviser(NamedTuple):
             users: Number of concurrent users in the replica.
             tokens: Tokens of each user's sequence.
         """
-        corrections = self.diagnosis.corrections
-        return self.with_users(change, users, tokens).changed(from_log=corrections)
+        return self.with_users(change, users, tokens).changed(
+            from_log=self.diagnosis.corrections
+        )
 
     def is_logged(self, change: ConfigChange) -> bool:
         """Return whether the log alone decides if a change helps, without the prediction.

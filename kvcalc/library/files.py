@@ -210,7 +210,7 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     except FileNotFoundError:
         status = None
     except (OSError, ValueError) as error:
-        raise _file_error("written", error, target) from None
+        raise file_error("written", error, target) from None
     if name.endswith(("/", os.sep)) or (status and stat.S_ISDIR(status.st_mode)):
         raise UserError("cannot be written: is a folder, not a file", where=name)
     # a pipe has no link target
@@ -223,8 +223,14 @@ def destination(target: str | Path) -> tuple[Path, os.stat_result | None]:
     return path, status
 
 
-def _file_error(action: str, error: OSError | ValueError, path: str | Path) -> UserError:
-    """Return the error about a file that cannot be `read`, `written` or `made`."""
+def file_error(action: str, error: OSError | ValueError, path: str | Path) -> UserError:
+    """Return the error about a file that cannot be `read`, `written` or `made`.
+
+    Args:
+        action: What failed, such as `read`.
+        error: Error of the operating system.
+        path: Path of the file.
+    """
     reason = getattr(error, "strerror", None) or "not a usable path"
     return UserError(f"cannot be {action}: {reason.lower()}", where=str(path))
 
@@ -238,7 +244,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _file_error("made", error, path) from None
+        raise file_error("made", error, path) from None
 
 
 class OutputFile:
@@ -267,7 +273,7 @@ class OutputFile:
         try:
             self._file = (self._temporary or self._path).open("ab")
         except OSError as error:
-            raise _file_error("written", error, target) from None
+            raise file_error("written", error, target) from None
 
     def write(self, content: str | bytes) -> None:
         """Append text, as UTF-8, or bytes to the temporary file.
@@ -286,7 +292,7 @@ class OutputFile:
         try:
             self._file.write(data)
         except OSError as error:
-            raise _file_error("written", error, self.target) from None
+            raise file_error("written", error, self.target) from None
 
     def close(self, keep: bool) -> None:
         """Close the file, and put the written content in the place of the target or discard it.
@@ -304,7 +310,7 @@ class OutputFile:
                     self._temporary.chmod(stat.S_IMODE(self._status.st_mode))
                 self._temporary.replace(self._path)
         except OSError as error:
-            raise _file_error("written", error, self.target) from None
+            raise file_error("written", error, self.target) from None
         finally:
             if self._temporary:
                 self._temporary.unlink(missing_ok=True)
@@ -328,7 +334,7 @@ def read_text(path: Path, max_bytes: int) -> str:
         with path.open("rb") as file:
             return file.read(max_bytes + 1).decode("utf-8-sig")
     except OSError as error:
-        raise _file_error("read", error, path) from None
+        raise file_error("read", error, path) from None
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 text (byte {error.start:,})", where=str(path)) from None
 
@@ -347,7 +353,7 @@ def check_readable(path: Path, max_bytes: int) -> None:
     try:
         result = path.stat()
     except (OSError, ValueError) as error:
-        raise _file_error("read", error, path) from None
+        raise file_error("read", error, path) from None
     if stat.S_ISDIR(result.st_mode):
         raise UserError("is a folder, not a file", where=file_name)
     if not stat.S_ISREG(result.st_mode):

@@ -94,8 +94,9 @@ class GenerationRequest(NamedTuple):
     @property
     def cache_bytes(self) -> int:
         """Return the predicted bytes of the KV cache at the end, for all layers and sequences."""
-        precision = Precision(self.dtype)
-        return cache_size(self.model, self.tokens, self.batch_size, precision).stored
+        return cache_size(
+            self.model, self.tokens, self.batch_size, Precision(self.dtype)
+        ).stored
 
     def operators(self, mode: Mode, step: int) -> tuple[Operator, ...]:
         """Return the operators of one step, which is the forward pass that gives one new token.
@@ -198,8 +199,7 @@ class GenerationRun:
 
     def _next_token(self, past: int, length: int) -> Tensor:
         tokens = self.tokens[:, past:length]
-        logits = self.decoder(tokens, self.cache, past, self.mode.head == "all")
-        return logits[:, -1].argmax(-1)
+        return self.decoder(tokens, self.cache, past, self.mode.head == "all")[:, -1].argmax(-1)
 
     def step(self) -> None:
         """Run the pass for one more token of each sequence, and append its time to `seconds`."""

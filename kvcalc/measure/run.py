@@ -69,8 +69,9 @@ class MeasureSettings(NamedTuple):
         Args:
             case: The layers, the phase, the batch size and the context.
         """
-        precision = Precision(self.dtype)
-        return cache_size(case.model, case.context, case.batch_size, precision).stored
+        return cache_size(
+            case.model, case.context, case.batch_size, Precision(self.dtype)
+        ).stored
 
 
 def operators_of(case: Case, dtype: str) -> list[Operator]:

@@ -328,7 +328,6 @@ class BestConfigs(NamedTuple):
         need: The requirement: the load (users or requests per second, lengths) and the targets.
         best: At most 5 (MAX_BEST) candidates that meet the targets, the best first. They include
             the best candidate of each GPU model, for up to 5 GPU models.
-        best_by_gpu: The best candidate of each GPU model that meets the targets.
         cheaper: The candidate that costs less than the best one and misses the targets most
             narrowly. Without prices, it has fewer GPUs of the same model. None if there is none.
         closest: The candidate of all that misses the targets most narrowly; None if there is none.
@@ -346,7 +345,6 @@ class BestConfigs(NamedTuple):
 
     need: Requirement
     best: list[Candidate]
-    best_by_gpu: list[Candidate]
     cheaper: Candidate | None
     closest: Candidate | None
     unranked: list[Candidate]
@@ -512,7 +510,6 @@ class CandidateRanking:
         bounds_only = bool(predicted and met) and not predicted & met
         ranked = predicted if predicted and not bounds_only else bounded
         firsts = sorted((entries[0] for entries in self._best.values()), key=itemgetter(0))
-        best_by_gpu = [candidate for _, candidate in firsts if candidate.gpu in ranked]
         others = chain.from_iterable(entries[1:] for entries in self._best.values())
         entries = firsts + sorted(others, key=itemgetter(0))
         entries = [entry for entry in entries if entry[1].gpu in ranked][:MAX_BEST]
@@ -526,7 +523,6 @@ class CandidateRanking:
         return BestConfigs(
             need=self.need,
             best=best,
-            best_by_gpu=best_by_gpu,
             cheaper=cheaper,
             closest=self._misses.closest(self._costs(ranked, {})),
             unranked=[candidate for _, candidate in firsts if candidate.gpu not in ranked],

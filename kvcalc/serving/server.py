@@ -319,8 +319,10 @@ class Server:
 
         It is the sum over the data-parallel ranks.
         """
-        num_seqs = self.limits.max_num_seqs * self.deployment.parallelism.dp
-        return self.settings.max_num_seqs or num_seqs
+        return (
+            self.settings.max_num_seqs
+            or self.limits.max_num_seqs * self.deployment.parallelism.dp
+        )
 
     def run(
         self, requests: Requests, load: Workload, progress: Progress = None

@@ -250,8 +250,7 @@ class KernelTimer(NamedTuple):
             shared_us = dense.law.overhead_us(1, shape.heads)
         widths = shape[1:10]
         module_us = entry.law.us(self.parameters, tokens, shape.heads, length, *widths)
-        overhead_us = maximum(module_us - shared_us - kernels_us, 0.0)
-        return KernelTime(overhead_us, entry, is_measured)
+        return KernelTime(maximum(module_us - shared_us - kernels_us, 0.0), entry, is_measured)
 
     def _module_entry(
         self, op: str, shape: SparseShape

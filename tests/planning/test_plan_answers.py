@@ -203,4 +203,4 @@ def test_a_need_is_met_where_every_limit_holds() -> None:
         expected = (figures["capacity"] >= figures["max_num_seqs"]) & (figures["ttft"] <= 0.2) & (figures["tpot"] <= 0.01)
         assert ((figures["violated_target"] == Target.NONE) == expected & (figures["total_tokens_per_s"] >= 900)).all()
     assert ranking.result().num_met
-    assert load_gpu("h100").name in {p.gpu for p in ranking.result().best_by_gpu}
+    assert load_gpu("h100").name in {p.gpu for p in ranking.result().best}

@@ -396,13 +396,21 @@ def _windowed_models(layers: LayerCaches) -> set[int]:
 
 
 def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
-    """Return fp16 unless a dtype is requested: llama.cpp's own default, for every dtype of the
-    model.
+    """Return an fp16 cache unless a dtype is requested: llama.cpp's own default, for every dtype of
+    the model. gpt-oss has files of the type mxfp4_moe (github.com/ggml-org/llama.cpp, pull
+    request 15091).
 
     The remarks name differences from the model's own code.
     """
     if precision.kv_cache_dtype == "auto":
         precision = replace(precision, kv_cache_dtype="fp16")
+    if (
+        model.model_type == "gpt_oss"
+        and [scheme.format for scheme in model.quantization] == ["mxfp4"]
+        and precision.dtype == "auto"
+        and not precision.quantization
+    ):
+        precision = replace(precision, quantization="mxfp4_moe")
     remarks = []
     if any(_is_stored_by_head(model, part) for part in model.parts):
         remarks.append(

@@ -125,8 +125,10 @@ def _storage(records: Sequence[SizeRecord], models: Mapping[str, Model]) -> tupl
         and cache_layout(r["kv_cache_dtype"])["index_key"].name != "fp8_block128"
         for r in records
     )
-    engines = "vLLM and SGLang store index keys in fp8." * differs
-    return f"{storage[0].upper()}{storage[1:]}.", engines
+    return (
+        f"{storage[0].upper()}{storage[1:]}.",
+        "vLLM and SGLang store index keys in fp8." * differs,
+    )
 
 
 def _size_sentence(

@@ -257,10 +257,8 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
     place, limit = _place(record, best), best.options.max_num_seqs or 0
     last = [fit for fit in fits if _is_same_start(fit, best)][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
-        return answer_sentence(
-            f"{record['model']} fits on {place}, stores no KV cache and leaves "
-            f"{format_bytes(best.kv_budget)} free"
-        )
+        free = format_bytes(best.kv_budget)
+        return f"{record['model']} fits on {place}, stores no KV cache and leaves {free} free."
     models = distinct_values(records, "model")
     fitting = {r["model"] for r in records if r["fits"]}
     if others := [name for name in models if name not in fitting]:
@@ -359,7 +357,9 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
             if least["model"] == record["model"]
             else f"; {least['model']} {_fit_verb(least)} {users}"
         )
-    if unshared not in (None, best.sequences):
+    if unshared is not None and unshared < min(
+        best.sequences, options.max_num_seqs or unshared + 1
+    ):
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
     others = [other for other in others if placement_words(other) != place]

@@ -90,8 +90,9 @@ def measured_table(rows: list[Record], version: str) -> Table:
     ]
     error = max(r["cache_error"] for r in rows)
     agreement = f"With and without cache, outputs differ by at most {error:.0e} of the largest."
-    notes = [*_basis(first, version), agreement]
-    return Table(rows, MEASURE_COLUMNS, title, notes, details=details)
+    return Table(
+        rows, MEASURE_COLUMNS, title, [*_basis(first, version), agreement], details=details
+    )
 
 
 def _basis(record: Record, version: str) -> list[str]:

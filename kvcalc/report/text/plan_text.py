@@ -6,7 +6,6 @@ from typing import Annotated
 
 from kvcalc.capacity.suggested_fixes import join_with_or
 from kvcalc.diagnosis.log_verdict import DiagnosisSummary
-from kvcalc.errors import list_few
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
@@ -24,6 +23,7 @@ from kvcalc.report.text.tables import (
     columns,
     distinct_values,
     footnotes,
+    has_different_values,
     price,
     seconds,
     time_details,
@@ -80,9 +80,6 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
     formats += ["TTFT of an idle replica"] if answer.need.max_ttft else []
-    listed = {row["gpu"] for row in rows}
-    more = [f"{p.gpus:,}× {p.gpu}" for p in answer.best_by_gpu if p.gpu not in listed]
-    formats += [f"also enough: {list_few(more)}"] if more else []
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
@@ -101,7 +98,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     if (below := answer.cheaper) and not answer.lead:
         size = f"{'cheaper' if answer.prices else 'smaller'} deployment"
         notes.append(f"The closest {size} is {deployment_words(below)}: {reason(below)}.")
-    if len(answer.best_by_gpu) > 1 and not answer.prices:
+    if has_different_values(rows, "gpu") and not answer.prices:
         notes.append("Add `--price-per-hour h100=2.5,…` to rank by cost.")
     return Table(
         rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands

@@ -134,7 +134,8 @@ def _pass_sentence(
     count = f"{total['batch_size']:,} × " * (total["batch_size"] > 1)
     subject = f"The slowest of {stages} stages in a " if stages > 1 else "A "
     subject += (
-        f"{PHASES[total['phase']]} of {total['model']} with {count}{total['context']:,} tokens on "
+        f"{PHASES[total['phase']]} of {total['model']} with {count}{total['context']:,} "
+        f"token{'s' * (total['context'] > 1)} on "
         f"{f'{gpus}× ' * (gpus > 1)}{total['gpu']}{f' with {name}' * bool(name)}"
         f"{', exceeding its memory,' * (total['fits'] is False)} takes"
     )
@@ -411,8 +412,8 @@ def _attention_sentence(records: Records) -> str:
     )
     count = sum(record["bound"] == "memory" for record in decode)
     closest = min(decode, key=lambda r: abs(log(r["to_knee"])))
-    return answer_sentence(
+    return (
         f"{count} of {len(decode)} variants of {closest['kv_cache_dtype']} decode attention are "
         f"memory-bound on {closest['gpu']}, and {closest['attention']} with "
-        f"{closest['intensity']:.0f} FLOP/B is nearest its ridge point, {closest['knee']:.0f}"
+        f"{closest['intensity']:.0f} FLOP/B is nearest its ridge point, {closest['knee']:.0f}."
     )

@@ -201,7 +201,7 @@ def _latency_sentence(records: Records) -> str:
         clauses += [tpot, f", last TTFT {ttft}"] if requests else [f", TTFT {ttft}", tpot]
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
-        return answer_sentence(f"{_server_words(best)}{misfit} embeds {rates}")
+        return f"{_server_words(best)}{misfit} embeds {rates}."
     start = f" takes {at_least}{seconds(best['e2e_s'])}"
     if costs:
         start = costs[0].replace(", costing", " costs")
@@ -375,9 +375,9 @@ def _sustained(summaries: Records) -> str:
     best = min(close, key=lambda r: r["ttft_p50_s"] or 0.0)
     server, goals = _server_name(best, equal), _goals(best)
     if not best["completed"]:
-        return answer_sentence(f"{server} serves none of these requests")
+        return f"{server} serves none of these requests."
     if not best["found_rate"]:
-        return answer_sentence(f"{server} misses {goals}, even for one request at a time")
+        return f"{server} misses {goals}, even for one request at a time."
     at_least, at_most = _bound_words(best)
     rate = f"{server} sustains {at_most}{digits(best['found_rate'])} requests/s"
     wait = f", with a median TTFT of {at_least}{seconds(best['ttft_p50_s'])}"
@@ -462,7 +462,7 @@ def _served(records: Records) -> str:
     equal = equal_records(comparable_records(records), first, "rate", "max_concurrency")
     equal = [r for r in equal if r["completed"]]
     if not equal:
-        return answer_sentence(f"{_server_words(first)} serves none of these requests")
+        return f"{_server_words(first)} serves none of these requests."
     key, sign, faster = "throughput_tokens_per_s", -1, "the tokens/s of"
     if first["rate"] and not any(r["diverges"] for r in equal):
         key, sign, faster = "e2e_p50_s", 1, "as fast as"
