@@ -439,8 +439,7 @@ def read_boots(name: str) -> tuple[list[Boot], list[str]]:
         raise UserError(
             "has no start-up of vLLM, SGLang, TensorRT-LLM or llama.cpp", FIRST_LINE, place
         )
-    remarks = [f"{place}: only the first 64 MiB are read"] if len(data) > MAX_BYTES else []
-    return boots, remarks
+    return boots, [f"{place}: only the first 64 MiB are read"] * (len(data) > MAX_BYTES)
 
 
 def _read_bytes(name: str) -> bytes:

@@ -215,7 +215,7 @@ def test_latency(kvcalc: Run, line: str) -> None:
     out = kvcalc(f"{line} --wide").out
     check(table(out, "model"), records, LATENCY, "TTFT,TPOT,end to end,tokens/s,FLOP,bytes")
     if "--draft" in line:
-        below = table(out[out.index("Speculation") :], "GPU")
+        below = table(out[out.index("With the draft, at mid") :], "GPU")
         asked = {heading: LATENCY[heading] for heading in ("GPU", "batch", "in", "out")}
         check(below, records, SPECULATION | asked, "draft,drafted,accepted,TPOT,TPOT speed-up,draft cache")
     first, title = records[0], " ".join(out.split())

@@ -133,7 +133,7 @@ def latency_tables(records: Records) -> list[Table]:
             "",
             "`--acceptance-rate` is the chance per draft token, or tokens/step such as 3.1.",
         ]
-        title = "Speculation at mid length"
+        title = "With the draft, at mid length"
         tables.append(Table(records, SPECULATION, title, notes))
     return tables
 
@@ -387,7 +387,8 @@ def _sustained(summaries: Records) -> str:
     slowest = min(equal, key=lambda r: r["found_rate"])
     rival = ""
     if not costs and slowest["found_rate"] * EQUAL_RATE_RATIO < best["found_rate"]:
-        rival = f", and {digits(slowest['found_rate'])} with {sides([slowest, best]).names[0]}"
+        names = sides([slowest, best], SERVER).names
+        rival = f", and {digits(slowest['found_rate'])} with {names[0]}"
     return answer_sentence(rate, *costs, wait, rival)
 
 
@@ -420,10 +421,12 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
 
 def _server_name(record: Record, records: Records) -> str:
     """Return model and GPUs, and other values that distinguish a record from the other records."""
-    keys = [key for key in SERVER if key not in ("model", "gpu", "gpus")]
     same = equal_records(records, record, "model", "gpu")
-    name = sides(same, keys).names[same.index(record)]
-    return f"{_server_words(record)} with {name}" if name else _server_words(record)
+    name = sides(same, SERVER[2:]).names[same.index(record)]
+    words = f"{_server_words(record)} with {name}".removesuffix(
+        f" with {record['gpus']:,} GPUs"
+    )
+    return words.removesuffix(" with ")
 
 
 def _accuracy(record: Record) -> str:
