@@ -114,8 +114,8 @@ def latency_tables(records: Records) -> list[Table]:
             f"{rate:,.0f} tokens/s and {cost * rate * 0.0036:,.2f} per hour."
         )
         notes.append("Costs are price ÷ the measured rate. Times are predictions.")
-    elif (limit := records[0]["max_tpot_s"]) and records[0]["tpot_s"]:
-        title = _largest_batch_sentence(records, limit)
+    elif records[0]["max_tpot_s"] and records[0]["tpot_s"]:
+        title = _largest_batch_sentence(records)
     elif any(r.get("cost_per_million_tokens") for r in records):
         notes.append("Costs are price ÷ end-to-end tokens/s with prompts, without idle time.")
     details = [
@@ -208,16 +208,16 @@ def _latency_sentence(records: Records) -> str:
     return answer_sentence(f"{_server_name(best, equal)}{misfit}{start} for {work}", *clauses)
 
 
-def _largest_batch_sentence(records: Records, limit: float) -> str:
-    """Return a sentence on the largest batch whose TPOT is at most `limit` seconds."""
+def _largest_batch_sentence(records: Records) -> str:
+    """Return a sentence on the largest batch whose TPOT is at most `--max-tpot`."""
     best = max(records, key=lambda r: r["batch_size"])
     size, server = best["batch_size"], _server_words(best)
     server += ", exceeding its memory," * (best["fits"] is False)
-    if best["tpot_s"] > limit:
+    if best["tpot_s"] > best["max_tpot_s"]:
         reached = f": one request has {seconds(best['tpot_s'])}."
-        return f"{server} exceeds a TPOT of {seconds(limit)}{reached}"
+        return f"{server} exceeds a TPOT of {seconds(best['max_tpot_s'])}{reached}"
     return answer_sentence(
-        f"Within a TPOT of {seconds(limit)}, {server} serves "
+        f"Within a TPOT of {seconds(best['max_tpot_s'])}, {server} serves "
         f"{_bound_words(best)[1]}{plural(size, 'request')} at once",
         ", as many as fit" * (size == best["max_num_seqs"]),
         f", together {best['decode_tokens_per_s']:,.1f} tokens/s",
@@ -388,7 +388,10 @@ def _sustained(summaries: Records) -> str:
     rival = ""
     if not costs and slowest["found_rate"] * EQUAL_RATE_RATIO < best["found_rate"]:
         names = sides([slowest, best], SERVER).names
-        rival = f", and {digits(slowest['found_rate'])} with {names[0]}"
+        rival = (
+            f", and {digits(slowest['found_rate'])} "
+            f"{f'with {names[0]}' if names[0] else 'without'}"
+        )
     return answer_sentence(rate, *costs, wait, rival)
 
 
