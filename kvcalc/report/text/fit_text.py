@@ -350,12 +350,11 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     place, unshared = placement_words(record), record["unshared_num_seqs"]
     clauses = []
     least = min(reversed(_comparable_records(records, fits)), key=_size)
-    if least is not record:
-        users = _users(least, record)
+    if name := sides([least, record]).names[0]:
         clauses.append(
-            f", {users} with {sides([least, record]).names[0]}"
+            f", {_users(least, record)} with {name}"
             if least["model"] == record["model"]
-            else f"; {least['model']} {_fit_verb(least)} {users}"
+            else f"; {least['model']} {_fit_verb(least)} {_users(least, record)}"
         )
     if unshared is not None and unshared < min(
         best.sequences, options.max_num_seqs or unshared + 1
