@@ -91,6 +91,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         host: A machine that contains such GPUs.
         power_w: Power limit in watts.
         per: Unit that one preset describes: card, die, chip or SoC.
+        mfu: Share of the matrix peaks that `flops_per_s` states; 1 except after `at_mfu`.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
     host: Host | None = None
     power_w: Rate | None = None
     per: str = "card"
+    mfu: float = 1.0
 
     def __str__(self) -> str:
         peaks = [
@@ -178,7 +180,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
             for peaks in (self.flops_per_s, self.fp16_accumulate_flops_per_s)
         )
         return msgspec.structs.replace(
-            self, flops_per_s=first, fp16_accumulate_flops_per_s=second
+            self, flops_per_s=first, fp16_accumulate_flops_per_s=second, mfu=share or 1.0
         )
 
     def computes(self, dtype: str) -> bool:

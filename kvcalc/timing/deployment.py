@@ -166,7 +166,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
     def basis(self) -> str:
         """Return what times are based on, such as `vllm 0.24.0 calibration` or `datasheet`."""
         if not self.calibration:
-            return "datasheet"
+            return f"datasheet{f' at {self.gpu.mfu:.0%} MFU' * (self.gpu.mfu < 1)}"
         source = f" of {self.calibration.gpu}" if self.calibrated_on else ""
         label = f"{self.calibration.stack} {self.calibration.version}".strip()
         return f"{label} calibration{source}"

@@ -391,11 +391,10 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
         if saving := _layer_saving(deployment, first["context"]):
             return saving
         best = by_name.get("none", best)
-    need = "need" if first["weight_bytes"] is None else "needs"
-    cache = f"of KV cache{' per GPU' * (first['gpus'] > 1)} for {load_words(first)}"
     sentence = (
-        f"{model.name} with {_variant(best)} {need} "
-        f"{format_bytes(best['kv_cache_bytes'])} {cache}"
+        f"{model.name} with {_variant(best)} need{'s' * (first['weight_bytes'] is not None)} "
+        f"{format_bytes(best['kv_cache_bytes'])} of KV cache{' per GPU' * (first['gpus'] > 1)} for "
+        f"{load_words(first)}"
     )
     if len(records) == 1:
         return answer_sentence(sentence, *_against_own_attention(deployment, first))
@@ -406,10 +405,15 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     elif best["kv_cache_read_bytes"] < best["kv_cache_bytes"]:
         reads = f", and reads {reduction_words(best['read_reduction'])}"
     other = max(records, key=lambda r: r["kv_cache_bytes"]) if best is first else first
-    if best["kv_cache_bytes"] in (0, other["kv_cache_bytes"]):
+    most, least = other["kv_cache_bytes"], best["kv_cache_bytes"]
+    if least in (0, most):
         return answer_sentence(sentence, ", and no variant needs less", reads)
-    reduction = reduction_words(other["kv_cache_bytes"] / best["kv_cache_bytes"])
-    return answer_sentence(sentence, f", {reduction} than with {_variant(other)}", reads)
+    return answer_sentence(
+        sentence,
+        f", {reduction_words(most / least)} than with {_variant(other)}",
+        reads,
+        f", a difference of {format_bytes(most - least)}",
+    )
 
 
 def _layer_saving(deployment: "TimedDeployment", context: int) -> str:
@@ -423,17 +427,19 @@ def _layer_saving(deployment: "TimedDeployment", context: int) -> str:
     layers = layer_bytes(model, longest, precision)
     largest = layers.index(max(layers))
     shares = []
-    for tokens in (context, longest):
+    for tokens in (longest, context):
         sizes = [size for size, _ in layer_bytes(model, tokens, precision)]
-        shares.append(max(0, 1 - sum(sizes) / len(sizes) / sizes[largest]))
-    if shares[1] < MIN_MENTIONED_SHARE:
+        full = len(sizes) * sizes[largest]
+        saved = max(0, full - sum(sizes))
+        shares.append(saved / full)
+    if shares[0] < MIN_MENTIONED_SHARE:
         return ""
     small = [label for size, label in layers if size < layers[largest][0]]
     names = dict.fromkeys(label.rpartition("(")[2].rstrip(")") for label in small)
-    near, far = map(percent, shares)
+    far, near = map(percent, shares)
     return answer_sentence(
         f"With {' or '.join(names)} in {len(small)} of {len(layers)} layers, {model.name} saves "
-        f"{near} of its KV cache at {context:,} tokens",
+        f"{near} or {format_bytes(saved)} of its KV cache at {context:,} tokens",
         f", and {far} at {longest:,} tokens" * (near != far),
     )
 

@@ -288,10 +288,14 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
         clauses = _fit_clauses(records, fits, index)
         if best.options.requested_num_seqs <= limit < best.sequences:
             counts = f"{plural(limit, 'user')} of {best.length:,} tokens"
-            needed = format_bytes(record["needed_kv_cache_memory_bytes"])
             clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
             if record["unshared_num_seqs"]:
-                clauses.insert(0, f", in {needed} of KV cache{_each(best)}")
+                needed = (
+                    f", in {format_bytes(record['needed_kv_cache_memory_bytes'])} of KV cache"
+                    f"{_each(best)} instead of "
+                    f"{format_bytes(best.plan.needed(-(-limit // best.ranks.dp), best.length))}"
+                )
+                clauses.insert(0, needed)
         else:
             counts += minimum and f"{minimum},"
             if len(records) == 1 and maximum and not (minimum or best.options.max_model_len):
@@ -324,8 +328,7 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
 
 
 def _distinguishing_values(records: Records, record: Record) -> str:
-    """Return the values that distinguish a record from others on the same GPUs, such as
-    ` with fp8 cache`; '' if there are none."""
+    """Return what distinguishes a record from others on its GPUs, such as ` with fp8 cache`."""
     rivals = equal_records(records, record, *COMPARABLE_KEYS.split()[3:])
     name = sides(rivals).names[rivals.index(record)]
     return f" {'and' if ' with ' in placement_words(record) else 'with'} {name}" * bool(name)
@@ -356,9 +359,7 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
             if least["model"] == record["model"]
             else f"; {least['model']} {_fit_verb(least)} {_users(least, record)}"
         )
-    if unshared is not None and unshared < min(
-        best.sequences, options.max_num_seqs or unshared + 1
-    ):
+    if unshared not in (None, best.sequences) and not options.max_num_seqs:
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
     others = [other for other in others if placement_words(other) != place]
@@ -385,8 +386,7 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
 
 
 def _cache_size(record: Record, best: Fit) -> list[str]:
-    """Return two clauses on the tokens and bytes that a cache stores; none if it stores only one
-    request."""
+    """Return two clauses on the cache's tokens and bytes; none if it stores only one request."""
     tokens, ranks = record["kv_tokens"], best.ranks
     if tokens <= best.length:
         return []

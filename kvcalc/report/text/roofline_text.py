@@ -148,7 +148,7 @@ def _pass_sentence(
     ffn, attention = further
     best = f", roofline {kernel_seconds(total['roofline_s'])}" * (not at_least)
     return answer_sentence(
-        f"{subject} {at_least}{kernel_seconds(time)}", limit, attention, cache, ffn, best
+        f"{subject} {at_least}{kernel_seconds(time)}", limit, attention, ffn, cache, best
     )
 
 

@@ -352,7 +352,7 @@ def time_footnotes(records: Records) -> list[str]:
     )
     # without versions: `vllm 0.24.0 calibration of a100` gives `vllm of a100`
     names = {re.sub(" .*calibration", "", r["basis"]): None for r in predictions}
-    basis = "≥ and ≤ mark the best case from the datasheet. Real runs are slower."
+    basis = f"≥ and ≤ mark the best case from the {records[-1]['basis']}. Real runs are slower."
     if len(bases) > 1:
         basis = "Times are predicted."
     elif predictions:
