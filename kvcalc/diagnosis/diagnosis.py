@@ -198,7 +198,7 @@ def _cache_bytes(boot: Boot, command: Command, predicted: Fit) -> int:
     """Return the bytes of one GPU's cache that stores the logged tokens or concurrency; 0 if the
     log has neither.
 
-    A cache format that the user names may be a change of the start. So the checkpoint's format
+    A cache format that the user names may be a change of the start. So the start's own format
     counts if its bytes are nearer to the prediction.
 
     If layers have windows or states, vLLM before 0.21 logs too few tokens, but the right
@@ -210,8 +210,9 @@ def _cache_bytes(boot: Boot, command: Command, predicted: Fit) -> int:
         boot.concurrency,
         boot.counts.get("tokens", 0) / length,
     )
-    published = command._replace(settings=command.settings | {"kv_cache_dtype": "auto"})
-    fits = predicted, fit(published.deployment(predicted.gpu), command.options)
+    own_format = {"kv_cache_dtype": boot.flags.get("kv_cache_dtype", "auto")}
+    started = command._replace(settings=command.settings | own_format)
+    fits = predicted, fit(started.deployment(predicted.gpu), command.options)
     sizes = (
         round(requests * (result.plan.needed(1, length) - result.plan.needed(0, 0)))
         for result in fits

@@ -88,7 +88,7 @@ V0_RELEASES = ("0.4.", "0.5.", "0.6.", "0.7.")  # vLLM's engine before V1 was th
 # number without a name. vLLM's V0 engine logs the peak of torch with the weights up to 0.6.6.
 PATTERNS = {
     "vllm": r"""
-        vllm serve (?P<model>[\w./-]+)(?P<arguments>.*)
+        vllm serve (?P<model>[\w./][\w./-]*)(?P<arguments>.*)
         vLLM API server version v?(?P<version>\d+\.\d+[\w.+]*)
         non-default args: (?P<arguments>\{.*)
         args: Namespace\((?P<arguments>.*)
