@@ -122,8 +122,9 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
     command = _with_ranks(boot, command, gpu)
     predicted = fit(command.deployment(gpu), command.options)
     if boot.engine == "llama.cpp" and "cache" in boot.figures and "max_model_len" not in values:
-        stored = predicted.plan.tokens(boot.size("cache"), predicted.length)
-        tokens = boot.counts.get("cells", stored)
+        tokens = boot.counts.get(
+            "cells", predicted.plan.tokens(boot.size("cache"), predicted.length)
+        )
         length = tokens // (values.get("max_num_seqs") or 1)
         values["max_model_len"] = min(length, predicted.model.max_context or length)
         predicted = fit(command.deployment(gpu), command.options)
