@@ -365,6 +365,7 @@ def largest_batch(deployment: TimedDeployment, options: LatencyOptions) -> Laten
         tpot = request(deployment, options.input_len, options.output_len, size).tpot_s
         return (tpot or 0) > options.max_tpot
 
+    deployment = with_host_weights(deployment, options)
     largest = request_memory(deployment, options)["max_num_seqs"] or 1
     size = bisect_left(range(largest + 1), True, lo=2, key=is_slower) - 1
     return replace(options, batch_size=size)

@@ -408,7 +408,7 @@ def _precision(model: Model, precision: Precision) -> PrecisionAndRemarks:
         model.model_type == "gpt_oss"
         and [scheme.format for scheme in model.quantization] == ["mxfp4"]
         and precision.dtype == "auto"
-        and not precision.quantization
+        and precision.quantization in ("", "mxfp4")
     ):
         precision = replace(precision, quantization="mxfp4_moe")
     remarks = []

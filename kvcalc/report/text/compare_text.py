@@ -388,7 +388,7 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     best = min(records, key=lambda r: r["kv_cache_bytes"])
     by_name = {record["variant"]: record for record in records}
     if ",".join(by_name) in ("none", usual_variants(model)):
-        if saving := _layer_saving(deployment, first["context"]):
+        if saving := _layer_saving(deployment, first):
             return saving
         best = by_name.get("none", best)
     sentence = (
@@ -416,13 +416,14 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
     )
 
 
-def _layer_saving(deployment: "TimedDeployment", context: int) -> str:
+def _layer_saving(deployment: "TimedDeployment", record: Record) -> str:
     """Return a sentence on what layers with windows or other small caches save, else ''.
 
     The reference is a model whose layers all store as much as its largest layer. It is the largest
     at the model's maximum context.
     """
     model, precision = deployment.model, deployment.precision
+    context = record["context"]
     longest = model.max_context or context
     layers = layer_bytes(model, longest, precision)
     largest = layers.index(max(layers))
@@ -439,7 +440,8 @@ def _layer_saving(deployment: "TimedDeployment", context: int) -> str:
     far, near = map(percent, shares)
     return answer_sentence(
         f"With {' or '.join(names)} in {len(small)} of {len(layers)} layers, {model.name} saves "
-        f"{near} or {format_bytes(saved)} of its KV cache at {context:,} tokens",
+        f"{near} or {format_bytes(saved * record['batch_size'])} of its KV cache at {context:,} "
+        "tokens",
         f", and {far} at {longest:,} tokens" * (near != far),
     )
 

@@ -257,14 +257,14 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
     place, limit = _place(record, best), best.options.max_num_seqs or 0
     last = [fit for fit in fits if _is_same_start(fit, best)][-1]
     if record["needed_kv_cache_memory_bytes"] == 0:
-        free = format_bytes(best.kv_budget)
-        return f"{record['model']} fits on {place}, stores no KV cache and leaves {free} free."
-    models = distinct_values(records, "model")
+        return (
+            f"{record['model']} fits on {place} and leaves {format_bytes(best.kv_budget)} free."
+        )
     fitting = {r["model"] for r in records if r["fits"]}
-    if others := [name for name in models if name not in fitting]:
+    if others := [name for name in distinct_values(records, "model") if name not in fitting]:
         is_one_place = len({placement_words(r) for r in records}) == 1
         return answer_sentence(
-            f"{len(fitting)} of {len(models)} models fit{f' on {place}' * is_one_place}",
+            f"{len(fitting)} of {len(fitting) + len(others)} models fit{f' on {place}' * is_one_place}",
             f", all but {', '.join(others)}",
         )
     maximum = best.model.max_context or 0
@@ -290,12 +290,12 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             counts = f"{plural(limit, 'user')} of {best.length:,} tokens"
             clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
             if record["unshared_num_seqs"]:
-                needed = (
+                clauses.insert(
+                    0,
                     f", in {format_bytes(record['needed_kv_cache_memory_bytes'])} of KV cache"
                     f"{_each(best)} instead of "
-                    f"{format_bytes(best.plan.needed(-(-limit // best.ranks.dp), best.length))}"
+                    f"{format_bytes(best.plan.needed(-(-limit // best.ranks.dp), best.length))}",
                 )
-                clauses.insert(0, needed)
         else:
             counts += minimum and f"{minimum},"
             if len(records) == 1 and maximum and not (minimum or best.options.max_model_len):
@@ -305,7 +305,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             f"{record['model']} on {place} {_fit_verb(record)} {counts.rstrip(',')}", *clauses
         )
     verb = _fit_verb(record, counts.startswith("1 user ") and " or " not in counts)
-    name = _distinguishing_values(records, record)
+    name = _differences(records, record)
     return answer_sentence(f"{counts} {verb} on {place}{name}", *clauses)
 
 
@@ -327,7 +327,7 @@ def _longest_context_sentence(record: Record, best: Fit) -> str:
     )
 
 
-def _distinguishing_values(records: Records, record: Record) -> str:
+def _differences(records: Records, record: Record) -> str:
     """Return what distinguishes a record from others on its GPUs, such as ` with fp8 cache`."""
     rivals = equal_records(records, record, *COMPARABLE_KEYS.split()[3:])
     name = sides(rivals).names[rivals.index(record)]

@@ -211,15 +211,14 @@ def _latency_sentence(records: Records) -> str:
 def _largest_batch_sentence(records: Records) -> str:
     """Return a sentence on the largest batch whose TPOT is at most `--max-tpot`."""
     best = max(records, key=lambda r: r["batch_size"])
-    size, server = best["batch_size"], _server_words(best)
-    server += ", exceeding its memory," * (best["fits"] is False)
+    server = _server_words(best) + ", exceeding its memory," * (best["fits"] is False)
     if best["tpot_s"] > best["max_tpot_s"]:
         reached = f": one request has {seconds(best['tpot_s'])}."
         return f"{server} exceeds a TPOT of {seconds(best['max_tpot_s'])}{reached}"
     return answer_sentence(
         f"Within a TPOT of {seconds(best['max_tpot_s'])}, {server} serves "
-        f"{_bound_words(best)[1]}{plural(size, 'request')} at once",
-        ", as many as fit" * (size == best["max_num_seqs"]),
+        f"{_bound_words(best)[1]}{plural(best['batch_size'], 'request')} at once",
+        ", as many as fit" * (best["batch_size"] == best["max_num_seqs"]),
         f", together {best['decode_tokens_per_s']:,.1f} tokens/s",
     )
 
