@@ -262,9 +262,9 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
         )
     fitting = {r["model"] for r in records if r["fits"]}
     if others := [name for name in distinct_values(records, "model") if name not in fitting]:
-        is_one_place = len({placement_words(r) for r in records}) == 1
+        is_same = len({placement_words(r) for r in records}) == 1
         return answer_sentence(
-            f"{len(fitting)} of {len(fitting) + len(others)} models fit{f' on {place}' * is_one_place}",
+            f"{len(fitting)} of {len(fitting) + len(others)} models fit{f' on {place}' * is_same}",
             f", all but {', '.join(others)}",
         )
     maximum = best.model.max_context or 0
