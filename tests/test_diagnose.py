@@ -206,7 +206,7 @@ RUNNING = "Running: 36 reqs, Waiting: 84 reqs, GPU KV cache usage: 99.6%"
         (TWO_GPUS, H100.format("llama-3.1-8b", "8k"), "The engine started: 1.33 GiB of KV cache fit", "cache"),
         (TOO_LONG, "", "5.40 GiB are left for about 43,792 tokens; try `--max-model-len 43792`", "the log names no model"),  # of 44,236
         (f"$ vllm serve openai/gpt-oss-120b \\\n -tp 2 --enforce-eager --gpu-memory-utilization=0.95\n{AVAILABLE.format(31.71)}", "--gpu h100", "on 2× h100-sxm, vllm", "12 by the log"),
-        (CELLS, H100.format("llama-3.1-8b", "8k"), "4.00 GiB of KV cache fit 1 user of 8,192 tokens", "1 by the log"),
+        (CELLS.replace("32768", "8192").replace("1/ 1", "4/ 4"), "--gpu h100 --model llama-3.1-8b", "4.00 GiB of KV cache fit 4 users of 8,192 tokens", "4 by the log"),
         ("# GPU blocks: 1234, # CPU blocks: 512", L4.format("4k"), "KV cache fit 4 users of 4,096 tokens", "4 by the log"),
         (logs.V0_7_3.split("267] ")[3].partition("\n")[0], L4.format("4k"), "2.39 GiB of KV cache fit 4 users of 4,096 tokens", "4 by the log"),
     ],

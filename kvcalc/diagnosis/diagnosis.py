@@ -211,9 +211,10 @@ def _cache_bytes(boot: Boot, command: Command, predicted: Fit) -> int:
         boot.concurrency,
         boot.counts.get("tokens", 0) / length,
     )
-    own_format = {"kv_cache_dtype": boot.flags.get("kv_cache_dtype", "auto")}
-    started = command._replace(settings=command.settings | own_format)
-    fits = predicted, fit(started.deployment(predicted.gpu), command.options)
+    command = command._replace(
+        settings=command.settings | {"kv_cache_dtype": boot.flags.get("kv_cache_dtype", "auto")}
+    )
+    fits = predicted, fit(command.deployment(predicted.gpu), command.options)
     sizes = (
         round(requests * (result.plan.needed(1, length) - result.plan.needed(0, 0)))
         for result in fits

@@ -383,7 +383,6 @@ def unified_memory(gpu: Gpu, free_bytes: float) -> int:
 
 
 MAX_BYTES, MAX_LINE_CHARACTERS = 64 << 20, 20_000
-MAX_FILE_BYTES = 1 << 50
 FIRST_LINE = """\
 Give the log from its first line on, at most 64 MiB, or a line with the size of the KV cache, such \
 as `GPU KV cache size: 75,824 tokens`"""
@@ -452,7 +451,7 @@ def _read_bytes(name: str) -> bytes:
     elif name == "-":
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
-        check_readable(Path(name), MAX_FILE_BYTES)
+        check_readable(Path(name), 1 << 50)
         try:
             with Path(name).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
@@ -565,7 +564,10 @@ def _record(boot: Boot, name: str, text: str, match: re.Match[str]) -> None:
         if layers < all_layers:
             boot.flags["n_gpu_layers"] = layers
     elif name == "stream_cells":  # the larger cache counts if windows have their own
-        cells = int(text) * int(match["streams"] or 1)
+        streams = int(match["streams"] or 1)
+        if streams > 1:  # a stream for each slot
+            boot.flags.setdefault("max_num_seqs", streams)
+        cells = int(text) * streams
         boot.counts["cells"] = max(cells, boot.counts.get("cells", 0))
         boot.flags.setdefault("cells", cells)
     elif name not in ("streams", "device"):

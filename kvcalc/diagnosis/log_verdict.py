@@ -629,11 +629,13 @@ def _outcome(diagnosis: Diagnosis, logged: Fit, count: int, sequences: int) -> s
     if boot.size("cache") > memory and "add --gpu" not in str(diagnosis.remarks):
         return f"By the log, {cache} exceed the {format_bytes(memory)} of {predicted.gpu.name}."
     if not sequences and logged.headroom_bytes < 0:
-        stored = boot.counts.get("tokens", logged.plan.tokens(boot.size("cache"), tokens))
         lacking = f"{format_bytes(-logged.headroom_bytes)} too small for {tokens:,} tokens"
         if is_hybrid:
             return f"By the log, {cache} is {lacking}."
-        return f"{stored:,} tokens fill {cache}, {lacking}."
+        return (
+            f"{boot.counts.get('tokens', logged.plan.tokens(boot.size('cache'), tokens)):,} tokens "
+            f"fill {cache}, {lacking}."
+        )
     users = _users(boot, sequences, tokens, count, predicted.length)
     if "tokens" in boot.counts and not is_hybrid:
         size = boot.size("cache") / boot.counts["tokens"]

@@ -9,7 +9,7 @@ from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
-from kvcalc.planning.search_space import SearchSpace
+from kvcalc.planning.search_space import GPUS_PER_SERVER, SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
@@ -80,6 +80,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
     formats += ["TTFT of an idle replica"] if answer.need.max_ttft else []
+    formats += ["whole servers only"] * (first["gpus"] > GPUS_PER_SERVER)
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."

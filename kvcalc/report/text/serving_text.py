@@ -211,7 +211,7 @@ def _latency_sentence(records: Records) -> str:
 def _largest_batch_sentence(records: Records) -> str:
     """Return a sentence on the largest batch whose TPOT is at most `--max-tpot`."""
     best = max(records, key=lambda r: r["batch_size"])
-    server = _server_words(best) + ", exceeding its memory," * (best["fits"] is False)
+    server = f"{_server_words(best)}{', exceeding its memory,' * (best['fits'] is False)}"
     if best["tpot_s"] > best["max_tpot_s"]:
         reached = f": one request has {seconds(best['tpot_s'])}."
         return f"{server} exceeds a TPOT of {seconds(best['max_tpot_s'])}{reached}"
