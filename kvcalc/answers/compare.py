@@ -97,7 +97,7 @@ def compare_answer(
 
     model, block_size = deployments[0].model, shapes[0].block_size
     model.check_generates()
-    names = names or usual_variants(model).split(",")
+    names = names or usual_variants(model, deployments[0].precision.quantization).split(",")
     check_number("rows", MAX_PASSES, names, deployments, shapes)
     models = " ".join(dict.fromkeys(deployment.model.name for deployment in deployments))
     if models != model.name:

@@ -159,7 +159,9 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
 
     gpus = []
     for word in gpu_words(options.gpu):
-        gpu = with_memory(load_gpu(word).at_mfu(getattr(options, "mfu", 0.0)), options.memory)
+        gpu = with_memory(
+            load_gpu(word).at_mfu(getattr(options, "mfu", 0) or 1), options.memory
+        )
         gpus.append(with_rate_between(gpu, options.inter_node_bandwidth))
     is_all = options.gpu.strip().lower() == "all"
     return [gpu for gpu in gpus if gpu.knee] if is_timed and is_all else gpus
@@ -319,18 +321,14 @@ def deployment_of(
         kind: Class of the result: `TimedDeployment` (None) or a subclass. The subclass `Deployment`
             adds the methods for notebooks.
     """
+    from kvcalc.capacity.engines import ENGINES
     from kvcalc.timing.deployment import TimedDeployment
 
-    kind = kind or TimedDeployment
-    choice, precision = options.choice, precision_of(options)
-    if model.dtype == "fp32" and choice.engine != "none":
-        from kvcalc.capacity.engines import ENGINES
-
-        precision, _ = ENGINES[choice.engine].supported_precision(model, precision)
+    kind, choice = kind or TimedDeployment, options.choice
     result: TimedDeployment = kind(
         model,
         gpu,
-        precision,
+        ENGINES[choice.engine].loaded_precision(model, precision_of(options)),
         parallelism_of(options, options.engine),
         mla_form=options.mla_form,
         nodes=options.nodes,

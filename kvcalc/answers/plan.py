@@ -80,8 +80,9 @@ def plan_answer(
     text, first = "", plan.answers[0]
     if emit and first.best:
         version, lead = plan.space.options.engine_version, first.lead
-        gpu = first.listed[lead].deployment.gpu
-        text = deployment_text(records[0][lead], gpu, version, emit)
+        text = deployment_text(
+            records[0][lead], first.listed[lead].deployment.gpu, version, emit
+        )
 
     def draw() -> "list[Chart]":
         from kvcalc.report.charts.comparison_plot import front_chart

@@ -392,8 +392,9 @@ class PagedAllocator:
     @property
     def waste(self) -> Waste:
         """Return the token slots given to sequences, and how many of them store tokens."""
-        allocated = sum(map(len, self.tables.values())) * self.block
-        return Waste(allocated, sum(self.tokens.values()))
+        return Waste(
+            sum(map(len, self.tables.values())) * self.block, sum(self.tokens.values())
+        )
 
 
 class AllocationRun(NamedTuple):

@@ -185,8 +185,9 @@ class BatchedFitBuilder:
             )
             key = defaults._replace(utilization=0.0, sequences=0)
             if key not in batches:
-                run = replace(self.run, gpu=gpu)
-                fit = make_fit(self.deployment, run, options, self.release)
+                fit = make_fit(
+                    self.deployment, replace(self.run, gpu=gpu), options, self.release
+                )
                 batches[key] = BatchedFit(fit, self._plans(key, fit), [], [], [])
             batch = batches[key]
             batch.gpus.append(gpu)

@@ -341,8 +341,7 @@ def _missing(result: Fit) -> str:
                 "weights, activations and overhead need "
                 f"{format_bytes(result.shortage_bytes)} more{per_gpu}"
             )
-        shortage = format_bytes(budget.weights - budget.share)
-        return f"weights need {shortage} more{per_gpu}"
+        return f"weights need {format_bytes(budget.weights - budget.share)} more{per_gpu}"
     sizes = result.needed.cache, result.plan.pool(result.kv_budget)
     needed, available = map(format_bytes, sizes)
     return f"has {available} of KV cache{per_gpu} of the {needed} needed"

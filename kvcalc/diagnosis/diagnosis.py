@@ -11,11 +11,12 @@ from kvcalc.capacity import Fit, fit
 from kvcalc.capacity.command_line import Command, interpret_flags
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.memory_budget import LogCorrections
-from kvcalc.diagnosis.log_reader import Boot, find_gpu, unified_memory
+from kvcalc.capacity.suggested_fixes import join_with_or
+from kvcalc.diagnosis.log_reader import Boot
 from kvcalc.errors import UserError
 from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.checkpoints import checkpoint
-from kvcalc.library.load import load_gpu
+from kvcalc.library.load import driver_gpu, load_gpu
 from kvcalc.records import Settings
 from kvcalc.units import format_bytes
 
@@ -37,6 +38,13 @@ _NAMES_TABLE = """
 """
 ITEM_NAMES = dict(re.findall(r"(\w+): (.+)", _NAMES_TABLE))
 OUTSIDE_CACHE = ("activations", "libraries")
+MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
+MACHINE_GIB = "8 16 18 24 32 36 48 64 96 128 192 256 512"  # unified memory
+# GPUs to compare if only the memory is known, most frequent first
+USUAL_GPUS = """
+    h100-sxm a100-80gb h200 b200 l40s a100-40gb-sxm rtx-4090 rtx-3090 l4 t4 a10 rtx-5090 mi300x
+    h20 v100-16gb v100 gh200 b300 mi325x mi355x rtx-pro-6000-blackwell
+"""
 TOLERANCE = 0.02  # relative difference of sizes that match; half of a tensor's bytes does not
 
 
@@ -116,7 +124,7 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
     gpu, remark = (load_gpu(gpu_name), "") if gpu_name else find_gpu(boot)
     free = boot.size("free")
     if gpu.usable_share and free and not boot.memory:
-        boot.memory = unified_memory(gpu, free)
+        boot.memory = _unified_memory(gpu, free)
         remark = f"a {boot.memory >> 30} GiB machine: {format_bytes(free)} are free for its GPU"
     gpu = replace(gpu, memory_bytes=boot.memory or gpu.memory_bytes)
     command = _with_ranks(boot, command, gpu)
@@ -140,6 +148,58 @@ def diagnose(boot: Boot, model: str, gpu_name: str, overrides: Settings) -> Diag
         corrections=_corrections(boot, predicted, items),
         remarks=tuple(filter(None, remarks)),
     )
+
+
+def find_gpu(boot: Boot) -> tuple[Gpu, str]:
+    """Return the GPU model that a log names, and a remark for the user.
+
+    If the log has no known name, the GPU preset with this memory is used, which the remark states.
+    If the log has a cache but no memory either, an H100 is assumed: the logged cache answers how
+    many users fit. Otherwise, the remark is "".
+
+    Args:
+        boot: The logged start.
+
+    Raises:
+        UserError: No preset matches, or several GPU models have this memory.
+    """
+    name, memory = boot.gpu, boot.memory
+    if preset := driver_gpu(name, memory):
+        return preset, ""
+    gpus = [
+        gpu
+        for gpu in map(load_gpu, USUAL_GPUS.split())
+        if memory and abs(gpu.memory_bytes / memory - 1) <= MEMORY_TOLERANCE
+    ]
+    has_cache = boot.size("cache") or boot.counts or boot.concurrency
+    if has_cache and not (gpus or name or boot.failure):
+        return load_gpu("h100-sxm"), "the log names no GPU: h100-sxm is assumed; add --gpu"
+    if not gpus:
+        problem = f"the log's GPU {name!r} is not a preset" if name else "the log names no GPU"
+        raise UserError(problem, f"Add --gpu, such as --gpu {'card.yaml' if name else 'h100'}")
+    size = f"{memory / 2**30:.2f} GiB"
+    if len(gpus) > 1:
+        names = join_with_or([gpu.name for gpu in gpus])
+        problem = f"the log names no GPU, and {size} can be {names}"
+        raise UserError(problem, f"Add --gpu, such as --gpu {gpus[0].name}")
+    return gpus[0], f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
+
+
+def _unified_memory(gpu: Gpu, free_bytes: float) -> int:
+    """Return the total bytes of the smallest machine whose GPU may use at least `free_bytes`.
+
+    Such a machine, for example a Mac, has unified memory, and its GPU may use only a share of it.
+    The sizes to choose from are usual sizes from 8 to 512 GiB.
+
+    Args:
+        gpu: The GPU preset of the machine. Its memory is the largest possible result.
+        free_bytes: Bytes that the log states as free for the GPU.
+    """
+    sizes = (int(gib) << 30 for gib in MACHINE_GIB.split())
+    fitting = (
+        size for size in sizes if replace(gpu, memory_bytes=size).usable_bytes >= free_bytes
+    )
+    return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
 
 
 def _model_name(boot: Boot, gpu_name: str) -> str:
@@ -183,10 +243,10 @@ def _with_ranks(boot: Boot, command: Command, gpu: Gpu) -> Command:
     with suppress(UserError):  # the size does not divide the heads
         for tp in (1, 2, 4, 8):
             ranked = command._replace(settings=settings | {"tp": tp})
-            result = fit(ranked.deployment(gpu), ranked.options)
-            size, is_match = result.budget.weights, result.budget.weights_fit
+            budget = fit(ranked.deployment(gpu), ranked.options).budget
+            is_match = budget.weights_fit
             if "weights" in boot.figures:
-                is_match = abs(boot.size("weights") - size) < TOLERANCE * size
+                is_match = abs(boot.size("weights") / budget.weights - 1) < TOLERANCE
             if is_match:
                 command = ranked
                 break
@@ -207,17 +267,13 @@ def _cache_bytes(boot: Boot, command: Command, predicted: Fit) -> int:
     concurrency is 33.04, and a request needs 45 blocks of 49 MiB. The cache has 71.15 GiB.
     """
     length = predicted.length
-    requests = max(
-        boot.concurrency,
-        boot.counts.get("tokens", 0) / length,
-    )
+    requests = max(boot.concurrency, boot.counts.get("tokens", 0) / length)
     command = command._replace(
         settings=command.settings | {"kv_cache_dtype": boot.flags.get("kv_cache_dtype", "auto")}
     )
-    fits = predicted, fit(command.deployment(predicted.gpu), command.options)
     sizes = (
         round(requests * (result.plan.needed(1, length) - result.plan.needed(0, 0)))
-        for result in fits
+        for result in (predicted, fit(command.deployment(predicted.gpu), command.options))
     )
     return min(sizes, key=lambda size: abs(size - predicted.budget_at("middle")))
 

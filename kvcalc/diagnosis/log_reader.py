@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from kvcalc.capacity.engine_flags import DIALECTS, MAPPINGS, Flag
 from kvcalc.capacity.memory_budget import GIB, MIB
-from kvcalc.capacity.suggested_fixes import join_with_or
 from kvcalc.errors import UserError
-from kvcalc.gpu.gpu import Gpu
 from kvcalc.library.files import check_readable, file_error
-from kvcalc.library.load import driver_gpu, load_gpu
 from kvcalc.records import Settings
 
 NUMBER = r"-?\d[\d,]{0,14}(?:\.\d{1,12})?"
@@ -252,13 +248,6 @@ def compile_patterns(engine: str) -> list[tuple[str, re.Pattern[str]]]:
 
 # The smallest of these figures among several ranks counts, but the largest of all others.
 SMALLEST_FIGURES = "cache free left unused"
-MEMORY_TOLERANCE = 0.012  # relative difference of a GPU's total memory between drivers
-MACHINE_GIB = "8 16 18 24 32 36 48 64 96 128 192 256 512"  # unified memory
-# GPUs to compare if only the memory is known, most frequent first
-USUAL_GPUS = """
-    h100-sxm a100-80gb h200 b200 l40s a100-40gb-sxm rtx-4090 rtx-3090 l4 t4 a10 rtx-5090 mi300x
-    h20 v100-16gb v100 gh200 b300 mi325x mi355x rtx-pro-6000-blackwell
-"""
 
 
 class Boot(msgspec.Struct):
@@ -328,60 +317,6 @@ class Boot(msgspec.Struct):
         return self.figures.get(name, 0)
 
 
-def find_gpu(boot: Boot) -> tuple[Gpu, str]:
-    """Return the GPU model that a log names, and a remark for the user.
-
-    If the log has no known name, the GPU preset with this memory is used, which the remark states.
-    If the log has a cache but no memory either, an H100 is assumed: the logged cache answers how
-    many users fit. Otherwise, the remark is "".
-
-    Args:
-        boot: The logged start.
-
-    Raises:
-        UserError: No preset matches, or several GPU models have this memory.
-    """
-    name, memory = boot.gpu, boot.memory
-    if preset := driver_gpu(name, memory):
-        return preset, ""
-    gpus = [
-        gpu
-        for gpu in map(load_gpu, USUAL_GPUS.split())
-        if memory and abs(gpu.memory_bytes / memory - 1) <= MEMORY_TOLERANCE
-    ]
-    has_cache = boot.size("cache") or boot.counts or boot.concurrency
-    if has_cache and not (gpus or name or boot.failure):
-        remark = "the log names no GPU: h100-sxm is assumed; add --gpu"
-        return load_gpu("h100-sxm"), remark
-    if not gpus:
-        problem = f"the log's GPU {name!r} is not a preset" if name else "the log names no GPU"
-        raise UserError(problem, f"Add --gpu, such as --gpu {'card.yaml' if name else 'h100'}")
-    size = f"{memory / 2**30:.2f} GiB"
-    if len(gpus) > 1:
-        names = join_with_or([gpu.name for gpu in gpus])
-        problem = f"the log names no GPU, and {size} can be {names}"
-        raise UserError(problem, f"Add --gpu, such as --gpu {gpus[0].name}")
-    remark = f"the log names no GPU: {size} match {gpus[0].name}; --gpu overrides it"
-    return gpus[0], remark
-
-
-def unified_memory(gpu: Gpu, free_bytes: float) -> int:
-    """Return the total bytes of the smallest machine whose GPU may use at least `free_bytes`.
-
-    Such a machine, for example a Mac, has unified memory, and its GPU may use only a share of it.
-    The sizes to choose from are usual sizes from 8 to 512 GiB.
-
-    Args:
-        gpu: The GPU preset of the machine. Its memory is the largest possible result.
-        free_bytes: Bytes that the log states as free for the GPU.
-    """
-    sizes = (int(gib) << 30 for gib in MACHINE_GIB.split())
-    fitting = (
-        size for size in sizes if replace(gpu, memory_bytes=size).usable_bytes >= free_bytes
-    )
-    return min(next(fitting, gpu.memory_bytes), gpu.memory_bytes)
-
-
 MAX_BYTES, MAX_LINE_CHARACTERS = 64 << 20, 20_000
 FIRST_LINE = """\
 Give the log from its first line on, at most 64 MiB, or a line with the size of the KV cache, such \
@@ -449,6 +384,8 @@ def _read_bytes(name: str) -> bytes:
     if len(name.split()) > 3 and not os.path.exists(name):  # noqa: PTH110 (a text may be long)
         data = name.encode()
     elif name == "-":
+        if sys.stdin is None:
+            raise UserError("is closed", where="standard input")
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
         check_readable(Path(name), 1 << 50)
@@ -460,9 +397,14 @@ def _read_bytes(name: str) -> bytes:
     return data
 
 
+def _joined_lines(match: re.Match[str]) -> str:
+    """Return continued lines as one, and empty lines that keep the numbers of the lines after."""
+    return match[0].replace("\\\n", " ") + "\n" * match[0].count("\n")
+
+
 def _split_boots(text: str) -> list[Boot]:
     """Return the engine starts in the text of a log. A start without any known line is left out."""
-    lines = text.replace("\\\n", " ").split("\n")
+    lines = re.sub(r"(?m)^(?:.*\\\n)+.*", _joined_lines, text).split("\n")
     first, engine = next(
         (
             (number, engine)

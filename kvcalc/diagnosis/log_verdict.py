@@ -33,8 +33,9 @@ from kvcalc.diagnosis.diagnosis import (
     TOLERANCE,
     Diagnosis,
     MemoryItem,
+    find_gpu,
 )
-from kvcalc.diagnosis.log_reader import BLOCK_TOKENS, Boot, find_gpu
+from kvcalc.diagnosis.log_reader import BLOCK_TOKENS, Boot
 from kvcalc.errors import UserError, printable
 from kvcalc.library.load import load_gpu
 from kvcalc.model.memory import cache_size
@@ -308,8 +309,7 @@ class Adviser(NamedTuple):
         if is_llama_cpp:
             if deployment.gpu.per != "SoC":
                 cost = "the other layers run on the host, slower"
-                layers = host_layers(start, deployment.model)
-                yield (change.changed(cost) for change in layers)
+                yield (change.changed(cost) for change in host_layers(start, deployment.model))
             return
         yield (
             wider.changed(f"{wider.deployment.parallelism.gpus} GPUs")

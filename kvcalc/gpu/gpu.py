@@ -173,14 +173,14 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         """Return the GPU with a share of its matrix peaks, as a model FLOPs utilization below 1.
 
         Args:
-            share: The share, such as 0.5; 0 for all.
+            share: The share, such as 0.5.
         """
         first, second = (
-            {dtype: rate * (share or 1) for dtype, rate in peaks.items()}
+            {dtype: rate * share for dtype, rate in peaks.items()}
             for peaks in (self.flops_per_s, self.fp16_accumulate_flops_per_s)
         )
         return msgspec.structs.replace(
-            self, flops_per_s=first, fp16_accumulate_flops_per_s=second, mfu=share or 1.0
+            self, flops_per_s=first, fp16_accumulate_flops_per_s=second, mfu=share
         )
 
     def computes(self, dtype: str) -> bool:

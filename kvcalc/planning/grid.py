@@ -520,7 +520,7 @@ class SearchGrid:
             base = TimedDeployment(
                 model=model,
                 gpu=space.gpus[0],
-                precision=precision,
+                precision=options.rules.loaded_precision(model, precision),
                 nodes=space.nodes,
                 engine=options.engine,
                 engine_version=options.engine_version,

@@ -90,8 +90,7 @@ def sides(
             rows = longer
     names = []
     for row in rows:
-        values = zip(distinct, row)
-        words = [wording[k].format(v) for k, v in values if v not in (None, "")]
+        words = [wording[k].format(v) for k, v in zip(distinct, row) if v not in (None, "")]
         names.append(", ".join(words).replace(" calibration", ""))
     return Sides(distinct, names)
 

@@ -590,8 +590,9 @@ class Continuous(RankServer):
         """Add the prefix of a computed prompt to the prefix cache, and share bytes that are already
         stored."""
         if self.prefixes:
-            prompt = self.queue.inputs[index]
-            tokens = hit_tokens(self.prefixes.rate, prompt, self.pool.block_size)
+            tokens = hit_tokens(
+                self.prefixes.rate, self.queue.inputs[index], self.pool.block_size
+            )
             self._share(self.prefixes.use(index, tokens))
 
     def _waits_for_more_prompts(self, tokens: int) -> bool:

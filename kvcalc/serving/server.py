@@ -282,8 +282,9 @@ class Server:
     ) -> None:
         self.deployment = deployment
         self.settings = settings
-        prices = prices_of(settings.price_per_hour, [deployment.gpu])
-        self.price = prices.get(deployment.gpu.name)
+        self.price = prices_of(settings.price_per_hour, [deployment.gpu]).get(
+            deployment.gpu.name
+        )
         self.policy = policy
         self.cache = cache
         self.prefix_hit_rate = load.prefix_hit_rate

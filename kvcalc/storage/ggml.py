@@ -144,9 +144,8 @@ def joined_format(pieces: Sequence[tuple[str, int, int]], missing: int = 0) -> s
     types = list(dict.fromkeys(type_ for type_, *_ in pieces))
     if len(types) == 1 and not missing:
         return types[0]
-    stored_bytes = sum(tensor_bytes(*piece) for piece in pieces)
     elements = missing + sum(row * rows for _, row, rows in pieces)
-    return f"{'_'.join(types)}@{stored_bytes}/{elements}"
+    return f"{'_'.join(types)}@{sum(tensor_bytes(*piece) for piece in pieces)}/{elements}"
 
 
 _ONE_BIT = ("iq1_s", "iq1_m")

@@ -420,9 +420,8 @@ def spread_over(ranks: Parallelism, gpu: Gpu, nodes: int = 0) -> Parallelism:
     domain, per_node = gpu.link_domain, ranks.gpus
     if nodes:
         if not 0 < nodes <= ranks.gpus or ranks.gpus % nodes:
-            raise UserError(
-                f"{ranks.gpus} GPUs do not divide over {nodes} nodes", "Add --tp 16"
-            )
+            text = f"{ranks.gpus} GPUs do not divide over {nodes} nodes"
+            raise UserError(text, f"Give {nodes} GPUs or a multiple, such as --tp {8 * nodes}")
         per_node = ranks.gpus // nodes
         if domain and per_node > domain and not gpu.is_bridged:
             text = f"one link joins {domain} {gpu.name}, but a node has {per_node}"

@@ -633,8 +633,9 @@ def _rows_of_gpu(rows: list[MeasuredRow], gpu: Gpu, note: Notify) -> list[Measur
         if is_linked or row.gpu in own_names:
             selected_rows.append(row)
     if any(row.gpu in linked_names for row in selected_rows):
-        text = ", ".join(sorted(linked_names))
-        note(f"all-reduces of {text} count too: the links are the same")
+        note(
+            f"all-reduces of {', '.join(sorted(linked_names))} count too: the links are the same"
+        )
     if len(selected_rows) < len(rows):
         note(
             f"{len(rows) - len(selected_rows):,} rows of other GPUs are left out: "

@@ -238,6 +238,22 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
             )
         return self.precision(model, replace(precision, kv_cache_dtype=dtype))
 
+    def loaded_precision(self, model: Model, precision: Precision) -> Precision:
+        """Return the precision in which this engine loads the model's weights.
+
+        It differs from the request for float32 checkpoints and under llama.cpp.
+
+        Args:
+            model: The model.
+            precision: The requested data types of weights, activations and cache.
+
+        Raises:
+            UserError: The engine does not support the cache dtype.
+        """
+        if model.dtype == "fp32" or self.name == "llama.cpp":
+            precision, _ = self.supported_precision(model, precision)
+        return precision
+
     def stored_parts(
         self,
         model: Model,

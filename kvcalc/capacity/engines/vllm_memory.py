@@ -157,8 +157,9 @@ def allocated(size: int) -> int:
 
 def is_data_centre_blackwell(start: EngineStartup) -> bool:
     """Return whether the GPU is a Blackwell from 150 GiB on (B200), with more GEMM workspace."""
-    is_blackwell = start.gpu.architecture.startswith("Blackwell")
-    return is_blackwell and start.gpu.memory_bytes >= 150 * GIB
+    return (
+        start.gpu.architecture.startswith("Blackwell") and start.gpu.memory_bytes >= 150 * GIB
+    )
 
 
 def _padded_bytes(is_hopper: bool, weight: Weight, local: Weight) -> int:

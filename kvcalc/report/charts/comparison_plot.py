@@ -137,8 +137,7 @@ def predicted_against_measured(
     )
     charts: list[Chart] = []
     for name, measured, predicted in operations:
-        rows = zip(measured, predicted)
-        pairs = [(float(m), float(p)) for m, p in rows if m > 0 and p > 0]
+        pairs = [(float(m), float(p)) for m, p in zip(measured, predicted) if m > 0 and p > 0]
         if not pairs:
             continue
         ratios = sorted(abs(math.log(p / m)) for m, p in pairs)

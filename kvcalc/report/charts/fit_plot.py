@@ -123,8 +123,9 @@ def matrix_charts(matrices: Sequence[Records]) -> list[Chart]:
         matrices: Records of `fit --matrix` for each deployment.
     """
     size, unit = scale_of(max((r["headroom_bytes"] for rs in matrices for r in rs), default=0))
-    engine = matrices[0][0]["engine"]
-    about = f"{unit} of free KV cache per GPU, or missing (−), engine {engine}"
+    about = (
+        f"{unit} of free KV cache per GPU, or missing (−), engine {matrices[0][0]['engine']}"
+    )
     first, *others = (_heat_map(records, size) for records in matrices)
     if not others:
         return [first._replace(title=f"{first.title}: what fits", subtitle=about)]

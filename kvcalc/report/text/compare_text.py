@@ -387,7 +387,7 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
         return f"{model.name} has no attention that a variant could replace."
     best = min(records, key=lambda r: r["kv_cache_bytes"])
     by_name = {record["variant"]: record for record in records}
-    if ",".join(by_name) in ("none", usual_variants(model)):
+    if ",".join(by_name) in ("none", usual_variants(model, deployment.precision.quantization)):
         if saving := _layer_saving(deployment, first):
             return saving
         best = by_name.get("none", best)

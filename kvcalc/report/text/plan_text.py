@@ -9,7 +9,7 @@ from kvcalc.diagnosis.log_verdict import DiagnosisSummary
 from kvcalc.planning.best_configs import BestConfigs, candidate_record, reason
 from kvcalc.planning.grid import Candidate
 from kvcalc.planning.search import SearchResult, changes_that_help
-from kvcalc.planning.search_space import GPUS_PER_SERVER, SearchSpace
+from kvcalc.planning.search_space import SearchSpace
 from kvcalc.question.plan_options import Requirement
 from kvcalc.records import JsonObject, Record
 from kvcalc.records.plan import DiagnoseRecord, PlanRecord
@@ -80,7 +80,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
     formats += ["TTFT of an idle replica"] if answer.need.max_ttft else []
-    formats += ["whole servers only"] * (first["gpus"] > GPUS_PER_SERVER)
+    formats += ["whole servers only"] * (first["nodes"] > 1 and not plan.space.pp)
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
@@ -224,8 +224,7 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
 
 def _several(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> Table:
     """Return a table with the deployment to try first for each requirement."""
-    pairs = zip(plan.answers, records)
-    rows = [_row(part[answer.lead]) for answer, part in pairs if part]
+    rows = [_row(part[answer.lead]) for answer, part in zip(plan.answers, records) if part]
     met = [row for row in rows if row["meets"]]
     tried = sum(answer.num_tried for answer in plan.answers)
     limit = f"up to {plan.space.max_gpus:,} GPUs"

@@ -165,8 +165,9 @@ def _latency_sentence(records: Records) -> str:
     fast, slow = (times.index(choose(times)) for choose in (min, max))
     best = equal[fast]
     requests = f"{best['batch_size']:,} requests of " * (best["batch_size"] > 1)
-    output = plural(best["output_len"], "output token")
-    work = f"{requests}{best['input_len']:,} input + {output}"
+    work = (
+        f"{requests}{best['input_len']:,} input + {plural(best['output_len'], 'output token')}"
+    )
     if requests and names[fast] != names[slow]:
         work = requests.removesuffix(" of ")
     loads = equal_records(timed, best, *DEPLOYMENT)

@@ -190,8 +190,7 @@ def _attention_weight(*shape: Array) -> Array:
     _, q_heads, kv_heads, head_dim, *_, window = shape
     group = q_heads / kv_heads
     is_common = (window == 0) & (group > 1) & (group <= 16)
-    weight = where(is_common, where(head_dim == 128, 1.0, 0.5), 0.1)
-    return where(head_dim == 192, 0.03, weight)
+    return where(head_dim == 192, 0.03, where(is_common, where(head_dim == 128, 1.0, 0.5), 0.1))
 
 
 def _prefill_weight(*shape: Array) -> Array:
