@@ -21,6 +21,7 @@ DEPLOYED = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", LINES)
 @pytest.mark.parametrize("deployed", DEPLOYED)
 def test_a_batch_is_marked_from_the_first_sequence_that_does_not_fit(kvcalc: Run, command: str, deployed: str) -> None:

@@ -225,6 +225,7 @@ def _record(deployment: Deployment, options: FitOptions) -> dict[str, Any]:
     return served
 
 
+@pytest.mark.slow
 def test_each_line_given_back_is_the_same_answer(kvcalc: Run) -> None:
     """This compares every key of the record for random deployments. Deployments that no engine's command line can express
     are skipped."""
@@ -258,6 +259,7 @@ def test_a_float32_checkpoint_s_line_given_back_is_the_same_answer(kvcalc: Run, 
     assert kvcalc(beside, "--format", "json", "--", *shlex.split(line)).records == [record]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "llama.cpp"])
 def test_each_option_alone_is_said_and_read_again(engine: str) -> None:
     """For a model with windows, the line with one option differs from the line without, and gives the same record again."""

@@ -73,6 +73,7 @@ def test_a_variant_is_the_same_whatever_stands_behind_the_reference(kvcalc: Run,
     assert as_text(together) == as_text(alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "load"),
     [

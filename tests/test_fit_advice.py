@@ -36,6 +36,7 @@ def random_request(draw: random.Random) -> str:
     return " ".join([*words, *draw.sample(FURTHER, 2)])
 
 
+@pytest.mark.slow
 def test_a_printed_line_read_again_is_the_same_answer(kvcalc: Run) -> None:
     """For random requests, also if the answer is no: every key of the record and the exit status are equal."""
     read = 0

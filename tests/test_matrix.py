@@ -33,6 +33,7 @@ def test_what_is_left(kvcalc: Run) -> None:
     assert kvcalc(line, "--plot", "-").out.endswith("32k\n3: 28\n")  # 28 GiB less one block
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     ["--engine vllm --tp 2", "--engine sglang --gpu h200", "--engine llama.cpp", "--engine trtllm --pp 2 --tp 2", "--dp 2 --tp 2",

@@ -17,12 +17,7 @@ SIZES = {
     "hidden_size": 1024, "intermediate_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 32000,
     "num_hidden_layers": 8, "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
 }  # fmt: skip
-WINDOWS = {"sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 4}
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
-    "olmo3": {"model_type": "olmo3", "architectures": ["Olmo3ForCausalLM"]} | WINDOWS,
-    "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
-}
+LLAMA = SIZES | {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 # Names that an engine's rules, llama.cpp's tensors or a preset once depended on.
 NAMES = ("gemma4-like", "lfm2", "llama-3.1-8b")
 LINES = (
@@ -45,22 +40,6 @@ def answers(kvcalc: Run, model: Path) -> list[Any]:
             record["model"] = "its name"
             found.append({k: str(v).replace(str(model), "its path") for k, v in record.items()})
     return found
-
-
-def folder_with(path: Path, config: dict[str, Any]) -> Path:
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-@pytest.mark.parametrize("name", ["olmo3", "qwen3"])
-def test_the_name_of_a_config_changes_nothing(kvcalc: Run, tmp_path: Path, name: str) -> None:
-    config = SIZES | CONFIGS[name]
-    expected = answers(kvcalc, folder_with(tmp_path / "plain" / "mine", config))
-    for other in NAMES:
-        (tmp_path / f"{other}.json").write_text(json.dumps(config))
-        assert answers(kvcalc, tmp_path / f"{other}.json") == expected, other
-    assert answers(kvcalc, folder_with(tmp_path / "org" / "Qwen3-8B", config)) == expected
 
 
 @pytest.mark.parametrize("name", ["qwen3-0.6b", "lfm2-350m"])
@@ -86,7 +65,7 @@ def test_the_name_of_a_gguf_file_changes_nothing(kvcalc: Run, tmp_path: Path) ->
 def test_a_command_line_names_the_file_that_was_read(kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Llama saved as gpt2.json is not the preset gpt2."""
     monkeypatch.chdir(tmp_path)
-    Path("gpt2.json").write_text(json.dumps(SIZES | CONFIGS["llama"]))
+    Path("gpt2.json").write_text(json.dumps(LLAMA))
     (record,) = kvcalc("fit gpt2.json --gpu h100 --engine vllm --format json").records
     assert record["command"].split()[:3] == ["vllm", "serve", "gpt2.json"]
 
@@ -98,7 +77,7 @@ def test_models_of_one_name_stay_apart(kvcalc: Run, tmp_path: Path, monkeypatch:
     for folder, layers in (("a", 8), ("b", 16)):
         Path(folder).mkdir()
         files.append(Path(folder) / "m.json")
-        files[-1].write_text(json.dumps(SIZES | CONFIGS["llama"] | {"num_hidden_layers": layers}))
+        files[-1].write_text(json.dumps(LLAMA | {"num_hidden_layers": layers}))
     line = "plan {} --gpu h100 --users 16 --context 4k --format json"
     apart = [kvcalc(line.format(file)).records for file in files]
     together = kvcalc(line.format(f"{files[0]} {files[1]}")).records

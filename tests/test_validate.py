@@ -147,6 +147,7 @@ def test_a_calibration_keeps_the_error_of_whole_steps(kvcalc: Run, tmp_path: Pat
     assert again.read_bytes() == out.read_bytes()
 
 
+@pytest.mark.slow
 def test_calibrate_all_writes_a_file_for_each_gpu_and_stack_the_same_every_time(kvcalc: Run, tmp_path: Path) -> None:
     lines = []
     for gpu, stack in (("h100_sxm", "house"), ("h200_sxm", "house"), ("h100_sxm", "other"), ("nobody", "house")):

@@ -42,6 +42,7 @@ def test_lists_have_limits_that_are_said(words: tuple[str, ...]) -> None:
     assert REFUSED[words] in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", ["--isl 64k --max-num-batched-tokens 1", "--osl 1M"])
 def test_long_requests_take_little(more: str) -> None:
     assert sound(run("latency", "deepseek-v4-pro", *more.split(), "--format", "json")).records[0]["e2e_s"] > 10

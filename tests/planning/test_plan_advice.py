@@ -32,6 +32,7 @@ REFUSED: tuple[tuple[str, dict[str, str]], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "given"), REFUSED)
 def test_every_change_that_is_advised_makes_the_answer_yes(kvcalc: Run, model: str, given: dict[str, str]) -> None:
     line = f"plan {model} " + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in given.items())
@@ -61,6 +62,7 @@ def test_the_exit_status_is_the_answer(kvcalc: Run, more: str, code: int) -> Non
 ENGINES = ("vllm", "sglang", "llama.cpp", "trtllm")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_a_command_line_is_read_as_the_deployment_that_it_starts(kvcalc: Run, seed: int) -> None:
     """For every line, `fit` gives the capacity in the plan, or at a rate slightly less, and every replica has its own line."""

@@ -16,6 +16,7 @@ from kvcalc.question.plan_options import Requirement
 RELEASES = [("vllm", ""), ("vllm", "0.11"), ("vllm", "0.17"), ("sglang", ""), ("trtllm", ""), ("llama.cpp", "")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "version"), RELEASES)
 @pytest.mark.parametrize("model", ["deepseek-v4-pro", "gpt-oss-120b"])
 def test_starts_with_equal_keys_have_equal_terms(engine: str, version: str, model: str) -> None:

@@ -62,6 +62,7 @@ def check(one: Candidate) -> None:
     assert (one.tpot, one.e2e) == (same(tpot), same(e2e))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_random_candidates_are_what_fit_latency_and_roofline_say(model: str) -> None:
     chance = random.Random(model)
@@ -103,6 +104,7 @@ def test_users_are_spread_over_replicas_and_all_have_a_seat() -> None:
         assert one.gpus <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("full_backlog")
 @pytest.mark.parametrize("words", ["qwen3-32b --rate 2 --pp 1", "llama-3.1-70b --rate 1.3 --pp 2", "qwen3-32b --users 50"])
 def test_a_plan_s_server_keeps_up_in_serve(kvcalc: Run, words: str) -> None:

@@ -137,6 +137,7 @@ def assert_holds_its_content(
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.fuzz)])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_engine_holds_the_content_of_every_preset(engine: str, every: bool) -> None:

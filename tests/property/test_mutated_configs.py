@@ -141,6 +141,7 @@ def test_every_key_dropped(name: str) -> None:
     assert None in found  # without its width, at the least, a model is refused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BASES)
 def test_mutations_end_in_a_model_or_in_one_clear_error(name: str) -> None:
     rng, base = random.Random(name), {"model_type": name, **BASES[name]}

@@ -64,6 +64,7 @@ def named(folder: Path, kind: str, names: tuple[str, ...]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "style"), EVERY)
 def test_texts_of_every_picture_keep_apart(
     kvcalc: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, style: str

@@ -61,6 +61,7 @@ def test_a_pass_with_a_prompt_verifies_beside_it() -> None:
     assert log.first[1] == pytest.approx(1.25 + 1 + 0.5 + 0.75 + 0.25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("acceptance", "drafted", "expected"), [(0.8, 4, 3.3616), (0.5, 1, 1.5), (0.3, 8, 1.42855)])
 def test_chance_yields_what_the_formula_says(acceptance: float, drafted: int, expected: float) -> None:
     """The mean is (1 − a^(k+1))/(1 − a). A step gives 1 to k + 1 tokens, so its standard deviation is at most k/2."""

@@ -62,6 +62,7 @@ def test_chunks_cover_the_prompt() -> None:
     assert chunked.flops - whole.flops == 3 * head  # the head runs once a chunk
 
 
+@pytest.mark.slow
 def test_many_passes_are_summed_exactly_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass has about 10^13 FLOPs, all passes together more than 2^53. The attention of the j-th is linear in its context."""
     timed = deployment("deepseek-v3")

@@ -79,6 +79,7 @@ def test_bounds_are_above_published_throughput(kvcalc: Run, load: str, tokens_pe
     assert record["output_tokens_per_s"] > tokens_per_s
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("full_backlog")
 def test_a_replica_of_two_stages_serves_more_than_twice_one_gpu(kvcalc: Run) -> None:
     """The weights are stored once, so the cache of two stages has more than twice the memory."""

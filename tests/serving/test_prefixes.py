@@ -57,6 +57,7 @@ def test_nothing_is_lost_under_preemption(rows: list[tuple[int, int, int]], rate
     assert 0 < run.log.stored_byte_s <= run.log.allocated_byte_s
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "rate"), [("llama-3.1-8b", 0.75), ("gpt-oss-20b", 0.25), ("qwen3-next-80b-a3b", 0.25)])
 def test_running_requests_take_the_memory_that_fit_counts(name: str, rate: float) -> None:
     """8 prompts of 6,400 tokens run concurrently before the first of them has generated 80 tokens.

@@ -25,6 +25,7 @@ def run(
     return serve(timed or deployment(), load, ServerSettings(**settings), policy, cache)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static", "continuous"])
 @pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
 def test_one_slot_is_an_m_d_1_queue(policy: str, load: float) -> None:
@@ -58,6 +59,7 @@ def test_chunks_of_a_long_prompt_have_their_latency_too() -> None:
     assert record["ttft_mean_s"] == pytest.approx(request(deployment(), 5000, 2, chunk=2048).ttft_s, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("full_backlog")
 @pytest.mark.parametrize(
     ("name", "gpu", "prompt", "answer", "seats"),
@@ -77,6 +79,7 @@ def test_at_saturation_throughput_is_what_prefill_and_decode_allow(
     assert 0.97 / each < record["capacity_requests_per_s"] < 1.3 / each  # prompts and decodes that share passes save weights
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("full_backlog")
 def test_a_real_model_overrun() -> None:
     record = run(Workload(rate=200.0, num_prompts=2000), max_num_seqs=64).record

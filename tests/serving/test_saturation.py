@@ -68,6 +68,7 @@ SERVERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "gpu", "policy", "load", "settings"), SERVERS)
 def test_the_verdict_does_not_depend_on_the_number_of_requests(
     model: str, gpu: str, policy: str, load: dict[str, object], settings: dict[str, object]

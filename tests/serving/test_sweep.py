@@ -47,6 +47,7 @@ def test_goals_that_no_rate_meets(kvcalc: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "misses TTFT within 1 ms" in out and "within SLO  queue" in out and "\n: " not in out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("full_backlog")
 def test_each_server_of_a_list_has_its_own_sweep(kvcalc: Run) -> None:
     """Static batches of equal answers saturate slightly later, within the accuracy of the rates. The waiting time decides."""

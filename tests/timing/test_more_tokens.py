@@ -37,6 +37,7 @@ def deployment(gpu: str, stack: str, name: str, tp: int, quantization: str, cach
     return msgspec.structs.replace(plain, calibration=load_calibration(card, stack))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gpu", "stack"), CALIBRATIONS)
 def test_more_new_tokens_never_take_less_time(gpu: str, stack: str) -> None:
     """1 to 4,096 new tokens after zero, some and many cached tokens, across the boundary between decode and prefill kernels.

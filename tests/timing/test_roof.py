@@ -44,7 +44,7 @@ def check(operators: tuple[Operator, ...], gpu: Gpu, laws: Calibration) -> None:
     assert np.all(pass_time(operators, gpu, laws).seconds >= total_seconds(placed))
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 8))])
 def test_no_calibrated_time_is_below_its_roof(number: int) -> None:
     """Each preset runs a sixth of all dtypes and kinds of pass, on a different calibrated GPU and stack."""
     laws = calibrated()
@@ -55,6 +55,7 @@ def test_no_calibrated_time_is_below_its_roof(number: int) -> None:
             check(operators, *laws[(n + i) % len(laws)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-3.1-70b", "deepseek-v3.2", "qwen3-next-80b-a3b", "gpt-oss-120b", "nemotron-h-47b"])
 @pytest.mark.parametrize("cache_dtype", ["auto", "fp8"])
 def test_nor_on_several_gpus_or_over_another_cache(name: str, cache_dtype: str) -> None:
