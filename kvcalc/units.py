@@ -98,7 +98,9 @@ def parse_bytes(text: str, noun: str) -> int:
 
 
 def parse_rate(text: str, noun: str) -> int:
-    """Parse a rate, such as `7GB/s`, into whole bytes per second. The suffix `/s` is optional.
+    """Parse a rate into whole bytes per second: `7GB/s`, or in bits `100Gb/s` or `100Gbps`.
+
+    The suffix `/s` is optional for bytes.
 
     Args:
         text: Text that a user typed.
@@ -107,6 +109,8 @@ def parse_rate(text: str, noun: str) -> int:
     Raises:
         UserError: The text is not a rate from 1 to 2^60 bytes per second.
     """
+    if bits := re.fullmatch(r"(.+[KMGTkmgt])(?:b|bits?)(?:ps|/s)", text.strip()):
+        return parse_bytes(bits[1], noun) // 8
     return parse_bytes(text.strip().removesuffix("/s"), noun)
 
 

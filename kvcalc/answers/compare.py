@@ -116,7 +116,7 @@ def compare_answer(
     notes = remarks([model], max(contexts))
     plain = [name for name, other in variants if "window" not in other.model.attention]
     if "window" in model.attention and plain:
-        notes.append(f"the windows of {model.name} are not in {join_words(plain)}")
+        notes.append(f"without the windows of {model.name}: {join_words(plain)}")
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import comparison_sweep

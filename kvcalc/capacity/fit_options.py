@@ -80,7 +80,7 @@ class FitOptions(FitQuestion, frozen=True):
         if self.cpu_offload_gb and self.engine == "llama.cpp":
             raise UserError(
                 "llama.cpp has no cpu-offload-gb",
-                "Give `kvcalc fit` the layers on the GPU: --n-gpu-layers N",
+                "`kvcalc fit` takes --n-gpu-layers N; times with it are not predicted",
             )
         if self.n_gpu_layers >= 0 and self.kv_offloading_bytes:
             raise UserError("kv-offloading-bytes and n-gpu-layers together are not modelled")

@@ -234,7 +234,8 @@ def _other_commands(command: str, word: str) -> str:
         if commands:
             *first, last = commands[:3]
             places = f"{', '.join(first)} and {last} have" if first else f"{last} has"
-            return f"{places} --{name}"
+            untimed = name in ("n-gpu-layers", "n-cpu-moe")
+            return f"{places} --{name}{', but times with it are not predicted' * untimed}"
     return ""
 
 

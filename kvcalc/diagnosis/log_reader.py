@@ -384,8 +384,6 @@ def _read_bytes(name: str) -> bytes:
     if len(name.split()) > 3 and not os.path.exists(name):  # noqa: PTH110 (a text may be long)
         data = name.encode()
     elif name == "-":
-        if sys.stdin is None:
-            raise UserError("is closed", where="standard input")
         data = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
         check_readable(Path(name), 1 << 50)

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from kvcalc.errors import UserError
 from kvcalc.records import JsonObject
+from kvcalc.units import plain
 
 MAX_DEPTH = 32
 TOO_DEEP = f"nests deeper than {MAX_DEPTH} levels"
@@ -149,7 +150,7 @@ def scalar(text: str) -> Any:
     """Return the value of an unquoted YAML scalar by YAML 1.2.
 
     A scalar is one value that is not a list or a mapping. The result is None, a boolean, a number,
-    or otherwise the text. Examples: `4` gives 4, and `yes` gives 'yes'.
+    or otherwise the text. Examples: `4` gives 4, `64e9` gives 64000000000, and `yes` gives 'yes'.
 
     Args:
         text: The scalar as it is written in the file.
@@ -165,7 +166,7 @@ def scalar(text: str) -> Any:
         value = float(text)
         if abs(value) == float("inf"):
             raise OverflowError
-        return value
+        return plain(value) if "e" in text.lower() else value
     return text
 
 

@@ -166,17 +166,13 @@ class SearchSpace(msgspec.Struct, frozen=True, kw_only=True):
     def includes(self, gpu: Gpu, ranks: Parallelism) -> bool:
         """Return whether a split of the model is worth trying on a GPU model.
 
-        The tensor-parallel size must not exceed `max_tp(gpu)`. A replica on several servers uses
-        all their GPUs, unless `pp` states sizes. If one link, such as NVLink, cannot connect all
-        GPUs of a replica, the GPU preset must give the rate between nodes.
+        The tensor-parallel size must not exceed `max_tp(gpu)`. If one link, such as NVLink, cannot
+        connect all GPUs of a replica, the GPU preset must give the rate between nodes.
 
         Args:
             gpu: GPU model.
             ranks: Tensor-, pipeline-, data- and expert-parallel sizes of a replica.
         """
-        server = 1 if gpu.per == "SoC" else max(gpu.link_domain or 0, GPUS_PER_SERVER)
-        if ranks.gpus > server and ranks.gpus % server and not self.pp:
-            return False
         is_one_node = not gpu.link_domain or ranks.gpus <= gpu.link_domain
         return ranks.tp <= self.max_tp(gpu) and (is_one_node or bool(gpu.inter_domain_rate))
 

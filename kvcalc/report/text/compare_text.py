@@ -184,9 +184,13 @@ def _size_sentence(
     about = "about " * (not last["parameters_exact"])
     total = f", and {about}{weights[0]} for {'its ' * (not per_gpu)}weights"
     total *= bool(last["weight_bytes"])
-    if parallelism.tp > 1 and start == cache_size(model, 1, precision=precision):
-        return answer_sentence(sentence, ", a full copy on each", total)
-    return answer_sentence(sentence, _per_token_clause(last, start), total)
+    copies = (
+        parallelism.tp * start.slope / (cache_size(model, 1, precision=precision).slope or 1)
+    )
+    repeated = f", each KV head on {copies:.3g} GPUs" * (copies > 1)
+    if copies == parallelism.tp > 1:
+        repeated = ", a full copy on each"
+    return answer_sentence(sentence, repeated or _per_token_clause(last, start), total)
 
 
 def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:

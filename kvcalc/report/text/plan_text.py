@@ -80,7 +80,6 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     formats = shared_words(rows, FORMAT_WORDING)
     formats += ["ranked by cost/hour in the unit of --price-per-hour"] if answer.prices else []
     formats += ["TTFT of an idle replica"] if answer.need.max_ttft else []
-    formats += ["whole servers only"] * (first["nodes"] > 1 and not plan.space.pp)
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
         accuracy = "No GPU with a measured kernel model meets the targets."
