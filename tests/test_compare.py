@@ -178,6 +178,7 @@ def test_steps_that_undo_earlier_ones_are_refused(text: str, said: str) -> None:
         ("size --layers 48 --kv-heads 8 --head-dim 128 --kv-cache-dtype fp8", "for 4,096 tokens, 96.0 KiB per token."),
         ("size mistral-7b-v0.1 --context 8k", "for 8,192 tokens, 128.0 KiB per token up to its 4,096-token limit, and"),
         ("size deepseek-v3 --tp 8", "of KV cache per GPU for 4,096 tokens, a full copy on each, and 79.29 GiB"),
+        ("size llama-3.1-70b --tp 16", "per GPU for 4,096 tokens, each KV head on 2 GPUs, and 8.37 GiB"),  # 8 KV heads
         ("size glm-4.5-air --tp 4", "46.0 KiB per token, and 49.79 GiB for weights."),
         ("size kimi-k2 deepseek-v3 qwen3-8b", "kimi-k2 and deepseek-v3 need the smallest KV cache for 4,096 tokens,"),
     ],
@@ -219,7 +220,7 @@ def test_both_forms_of_mla_are_variants(kvcalc: Run) -> None:
     assert absorbed["flops"] == usual["flops"]
     assert "mla/expanded" in kvcalc("compare llama-7b --variants gqa:8/expanded").err
     plain = kvcalc("compare gpt-oss-20b --variants none,gqa:8,gqa:8/window:128")
-    assert plain.err == "note: the windows of gpt-oss-20b are not in gqa:8\n"
+    assert plain.err == "note: without the windows of gpt-oss-20b: gqa:8\n"
 
 
 def test_every_note_of_quality_names_its_source() -> None:

@@ -96,7 +96,7 @@ PHRASES = [
     (PLAN, "1× rtx-5090 with int4 weights is the smallest deployment that may meet the targets, 16× h100-sxm the smallest with"),
     ("plan llama-3.1-8b --users 8 --context 8k", "1× l40s is the smallest deployment"),  # all others have more memory
     (PLAN, "vllm serve ./qwen3-30b-a3b-int4 --max-model-len 1000 --max-num-seqs 1"),
-    ("plan llama-3.2-1b --rate 1653 --isl 100k --osl 20k --gpu t4", " GPUs serves this load, the closest is 414,946× t4 in 59,278 "),
+    ("plan llama-3.2-1b --rate 1653 --isl 100k --osl 20k --gpu t4", " GPUs serves this load, the closest is 400,185× t4 in 44,465 "),
     ("fit gpt-oss-20b --engine llama.cpp --gpu rtx-5060-ti --context 131072", "1 user of 131,072 tokens fits on 1× rtx-5060-ti-16gb"),
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
     ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "with vllm 0.33.0, in 90% of starts."),
