@@ -69,9 +69,6 @@ def test_context_parallelism_without_rules_is_refused(engine: str) -> None:
         fitted(one_kind(grouped(groups=1)), engine, ranks=Parallelism(tp=2, dcp=2))
 
 
-# What is said.
-
-
 def test_content_is_what_the_engine_stores(kvcalc: Run) -> None:
     """DeepSeek-V3.2 at 163,840 tokens: 61 layers of 1152 B of latents and 132 B of index keys; llama.cpp's first GPU has 8 layers."""
     (record,) = kvcalc("fit deepseek-v3.2 --engine vllm --gpu h200 --tp 8 --max-model-len 163840 --format json").records
