@@ -247,8 +247,7 @@ def make_batch(
     ranks = deployments[0].parallelism.dp
     prompt_s = _prompt_seconds(estimates, row, cells, steps_s, ranks)
     pass_s, request_s = prompt_delays(step_s, prompt_s, stages, ranks)
-    batch_s = (output * pass_s + sequences * request_s).min(axis=0)
-    e2e = np.where(stages, batch_s, e2e)
+    e2e = np.where(stages, (output * pass_s + sequences * request_s).min(axis=0), e2e)
     if is_disaggregated:
         ttft = prefill_s + estimates.transfer_s[row]
         e2e = ttft + steps_s

@@ -175,8 +175,9 @@ def round_parameters(kernel_model: KernelModel) -> KernelModel:
     """
     values = {}
     for name, r in kernel_model.ranges().items():
-        value = float(f"{getattr(kernel_model, name):.4g}")
-        values[name] = min(r.maximum, max(r.minimum, value))
+        values[name] = min(
+            r.maximum, max(r.minimum, float(f"{getattr(kernel_model, name):.4g}"))
+        )
     return replace(kernel_model, **values)
 
 

@@ -343,8 +343,7 @@ def _means(
     """
     import numpy as np
 
-    count = min(MAX_TIMES, max(2, 4 * len(values)))
-    grid = np.linspace(edges[0], edges[-1], count + 1)
+    grid = np.linspace(edges[0], edges[-1], min(MAX_TIMES, max(2, 4 * len(values))) + 1)
     starts, durations = np.array(edges[:-1]), np.array(lengths)
     knots = np.column_stack((starts, starts + durations)).ravel()
     areas = np.array(values) * durations

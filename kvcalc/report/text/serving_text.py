@@ -203,7 +203,8 @@ def _latency_sentence(records: Records) -> str:
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return f"{_server_words(best)}{misfit} embeds {rates}."
-    start = f" takes {at_least}{seconds(best['e2e_s'])}"
+    about = "about " * (best["time_basis"] == "scaled")
+    start = f" takes {at_least}{about}{seconds(best['e2e_s'])}"
     if costs:
         start = costs[0].replace(", costing", " costs")
     return answer_sentence(f"{_server_name(best, equal)}{misfit}{start} for {work}", *clauses)

@@ -377,8 +377,7 @@ def weights_of(heads: Array, *widths: Array) -> tuple[Array, Array]:
     down = hidden * (rank + latent + rope)
     projections = down + rank * heads * (nope + rope) + heads * value * hidden
     indexer = rank * index_width * index_heads + hidden * (index_width + index_heads)
-    with_indexer = projections + where(index_heads > 0, indexer, 0.0)
-    return with_indexer, latent * heads * (nope + value)
+    return projections + where(index_heads > 0, indexer, 0.0), latent * heads * (nope + value)
 
 
 MAX_TOKENS = 1024  # maximum tokens of the measured modules
