@@ -221,6 +221,7 @@ def test_both_forms_of_mla_are_variants(kvcalc: Run) -> None:
     assert "mla/expanded" in kvcalc("compare llama-7b --variants gqa:8/expanded").err
     plain = kvcalc("compare gpt-oss-20b --variants none,gqa:8,gqa:8/window:128")
     assert plain.err == "note: without the windows of gpt-oss-20b: gqa:8\n"
+    assert "the keys of mha are as wide as its values" in kvcalc("compare deepseek-v3 --variants none,mha").err
 
 
 def test_every_note_of_quality_names_its_source() -> None:

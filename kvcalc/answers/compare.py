@@ -117,6 +117,8 @@ def compare_answer(
     plain = [name for name, other in variants if "window" not in other.model.attention]
     if "window" in model.attention and plain:
         notes.append(f"without the windows of {model.name}: {join_words(plain)}")
+    if "latent" in model.roles and "mha" in dict(variants):
+        notes.append("the keys of mha are as wide as its values, without RoPE dimensions")
 
     def draw() -> "list[Chart]":
         from kvcalc.planning.sweeps import comparison_sweep

@@ -633,8 +633,7 @@ def make_fit(
         precision, _ = engine.supported_precision(
             draft, Precision(kv_cache_dtype=requested.precision.kv_cache_dtype)
         )
-        draft_run = replace(run, model=draft, precision=precision)
-        drafts = _layer_caches(draft_run, settings)
+        drafts = _layer_caches(replace(run, model=draft, precision=precision), settings)
         layers += [layer._replace(stage=ranks.pp - 1) for layer in drafts]
         extra_weights["draft weights"] = draft_weights(draft, precision, ranks)
     max_num_seqs = options.max_num_seqs or defaults.sequences * ranks.dp

@@ -115,8 +115,7 @@ class ConfigChange(msgspec.Struct, frozen=True, dict=True):
             changed = fit(self.deployment, self.options)
         except UserError:
             return None
-        is_short = changed.lacks_memory and not self.options.has_given_cache
-        return None if is_short else changed
+        return None if changed.lacks_memory and not self.options.has_given_cache else changed
 
     @property
     def sequences(self) -> int:
@@ -221,8 +220,9 @@ def smaller_cache(start: ConfigChange) -> ConfigChange | None:
         names = ["cache_type_k", "cache_type_v"]
     elif deployment.formats.kv_cache_dtype in SMALL_CACHES:
         return None
-    cost = f"cache in {dtype}: {loss_of('cache', dtype)}"
-    return start.changed(cost, **dict.fromkeys(names, dtype))
+    return start.changed(
+        f"cache in {dtype}: {loss_of('cache', dtype)}", **dict.fromkeys(names, dtype)
+    )
 
 
 def small_cache(result: Fit) -> ConfigChange | None:

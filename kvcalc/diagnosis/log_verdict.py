@@ -465,8 +465,7 @@ def summarize_log(
     is_hybrid = boot.concurrency * logged_context > 1.02 * tokens
     if context and tokens and not boot.failure and (is_stated or not is_hybrid):
         count = int(boot.concurrency) if is_stated else tokens // context
-        maximum = logged_context or context
-        enough = _users(boot, count, context, max(1, users), maximum)
+        enough = _users(boot, count, context, max(1, users), logged_context or context)
         outcome = f"{outcome[:-1]}, enough for {enough}."
     return DiagnosisSummary(
         boot=boot,

@@ -103,8 +103,9 @@ class Weight(msgspec.Struct, frozen=True):
         if self.rows_in:
             return replace(self, copies=copies, inputs=self.inputs // self.shards * units)
         outputs = self.outputs // self.shards * units
-        bias = self.bias // self.shards * units
-        return replace(self, copies=copies, outputs=outputs, bias=bias)
+        return replace(
+            self, copies=copies, outputs=outputs, bias=self.bias // self.shards * units
+        )
 
 
 Weights = tuple[Weight, ...]

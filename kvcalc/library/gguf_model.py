@@ -189,8 +189,7 @@ def delta(b: GgufBlock) -> GatedDeltaNet:
     kernel = b.size("ssm.conv_kernel")
     channels = 2 * key_heads * key + values
     joined = b.take("qk", "attn_qkv", b.width, channels)
-    gate = b.take("", "attn_gate", b.width, values)
-    b.join("v_gate", (joined, values), (gate, values))
+    b.join("v_gate", (joined, values), (b.take("", "attn_gate", b.width, values), values))
     if b.has("ssm_ba"):
         b.take("step_decay", "ssm_ba", b.width, 2 * value_heads)
     else:

@@ -247,8 +247,9 @@ def with_memory(gpu: Gpu, memory: str) -> Gpu:
     """
     if not memory:
         return gpu
-    unit = "gib" if gpu.usable_share else "gb"
-    size = parse_bytes(memory.lower().replace("gb", unit), "memory")
+    size = parse_bytes(
+        memory.lower().replace("gb", "gib" if gpu.usable_share else "gb"), "memory"
+    )
     if size < MIN_MEMORY_BYTES:
         number = memory.strip()
         raise UserError(

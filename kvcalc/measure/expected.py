@@ -280,8 +280,9 @@ class RateSampler:
         Args:
             gpu: This machine as a GPU preset, with its measured bandwidth and FLOP/s.
         """
-        columns = zip(*self.samples)
-        vector_s, host_s, *products = (statistics.median(column) for column in columns)
+        vector_s, host_s, *products = (
+            statistics.median(column) for column in zip(*self.samples)
+        )
         attention_s = dict(zip(self.heads, products[len(self.rows) :]))
         product_s = tuple(products[: len(self.rows)])
         is_cuda = self.machine.cuda

@@ -224,8 +224,11 @@ class DeploymentTimer:
             tpot = seconds(Batch.decode(lengths.context, self.sizes))
         if not lengths.output:
             return ttft, tpot, np.full(fits.shape, np.nan)
-        sequences = replace(prompt.groups[0], count=self.sizes)
-        return ttft, tpot, seconds(Batch((sequences,))) + steps
+        return (
+            ttft,
+            tpot,
+            seconds(Batch((replace(prompt.groups[0], count=self.sizes),))) + steps,
+        )
 
     def _steps(self, lengths: RequestLengths, fits: Array) -> Array:
         """Return the seconds of all steps after the first token [deployments, counts], added up as

@@ -633,8 +633,9 @@ class SearchGrid:
         import numpy as np
 
         deployments = estimates.timer.deployments
-        max_candidates = min(self.space.max_gpus, need.users) or len(SEQUENCE_COUNTS)
-        step = max(1, MAX_POINTS // max_candidates)
+        step = max(
+            1, MAX_POINTS // (min(self.space.max_gpus, need.users) or len(SEQUENCE_COUNTS))
+        )
         for is_disaggregated in self.space.disaggregate:
             indices = np.arange(len(deployments))
             if is_disaggregated:

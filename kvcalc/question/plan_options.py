@@ -147,8 +147,9 @@ class Requirement(Question, frozen=True, kw_only=True):
         """
         if not self.users:
             return set(SEQUENCE_COUNTS)
-        replicas = range(1, min(max_replicas, self.users) + 1)
-        return {-(-self.users // number) for number in replicas}
+        return {
+            -(-self.users // number) for number in range(1, min(max_replicas, self.users) + 1)
+        }
 
 
 Sizes = tuple[int, ...]

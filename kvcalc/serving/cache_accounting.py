@@ -327,8 +327,7 @@ class PrefixCache:
         Args:
             cached: Number of tokens of the prefix.
         """
-        blocks = -(-cached // self.block_size)
-        return min(blocks, max(self.users, default=0)) * self.block_bytes
+        return min(-(-cached // self.block_size), max(self.users, default=0)) * self.block_bytes
 
     def use(self, index: int, tokens: int) -> int:
         """Set the number of leading prompt tokens for which a request uses the prefix cache.

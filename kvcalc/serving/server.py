@@ -105,8 +105,7 @@ def _ratio(part: float, total: float) -> float | None:
 
 def _utilization(logs: Sequence[Log], span: float) -> float | None:
     """Return the share of `span` seconds in which the ranks work, at most 1; None without ranks."""
-    busy_s = sum(log.busy_s for log in logs)
-    return _ratio(min(busy_s, span * len(logs)), span * len(logs))
+    return _ratio(min(sum(log.busy_s for log in logs), span * len(logs)), span * len(logs))
 
 
 def mean(values: Any) -> float | None:

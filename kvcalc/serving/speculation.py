@@ -230,8 +230,9 @@ def break_even_batch(
     """
     batches = [1 << n for n in range(MAX_BATCH.bit_length())]
     times = step_times(target, draft, context, float_array(batches), drafted)
-    speedups = times.speedup(acceptance)
-    return next((n for n, speedup in zip(batches, speedups) if speedup < 1), None)
+    return next(
+        (n for n, speedup in zip(batches, times.speedup(acceptance)) if speedup < 1), None
+    )
 
 
 def float_array(values: Sequence[float]) -> Any:

@@ -353,8 +353,7 @@ class InterpolatedStepTimer(StepTimer):
                 extra_context += past + new - context
         decodes = count + len(chunks) - prompts
         row = self._row(decodes)
-        mean_context = context + extra_context / decodes
-        decode_attention = interpolate(self.contexts, row, mean_context)
+        decode_attention = interpolate(self.contexts, row, context + extra_context / decodes)
         decode_attention -= self._without_attention(decodes)
         head = self.head(count * self.queries + len(chunks))
         kernels = self.work(tokens) + head + attention + decode_attention

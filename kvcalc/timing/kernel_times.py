@@ -248,8 +248,7 @@ class KernelTimer(NamedTuple):
         shared_us = 0.0
         if dense and isinstance(dense.law, MlaModule):
             shared_us = dense.law.overhead_us(1, shape.heads)
-        widths = shape[1:10]
-        module_us = entry.law.us(self.parameters, tokens, shape.heads, length, *widths)
+        module_us = entry.law.us(self.parameters, tokens, shape.heads, length, *shape[1:10])
         return KernelTime(maximum(module_us - shared_us - kernels_us, 0.0), entry, is_measured)
 
     def _module_entry(

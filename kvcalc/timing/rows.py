@@ -80,8 +80,9 @@ def _attention(
 
 
 def _gemm(kind: str, m: Array, n: Array, k: Array) -> BoundedCost:
-    moved = (m + n) * k * _element_bytes(kind) + 2 * m * n
-    return _product(kind, product_flops(m, k, n), moved)
+    return _product(
+        kind, product_flops(m, k, n), (m + n) * k * _element_bytes(kind) + 2 * m * n
+    )
 
 
 def _decode(kind: str, *shape: Array) -> BoundedCost:

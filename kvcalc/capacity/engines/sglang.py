@@ -367,8 +367,7 @@ class SGLang(CacheLayout):
         slots = self.slots(budget)
         pools = [(slots, self._paged(tokens))] if self.full else []
         if self.window:
-            window_tokens = self._paged(minimum(tokens, self.limit))
-            pools.append((int(slots * WINDOW_SHARE), window_tokens))
+            pools.append((int(slots * WINDOW_SHARE), self._paged(minimum(tokens, self.limit))))
         if self.state:
             pools.append((self.state_slots(budget) // self.request_states, 1))
         return pools

@@ -196,8 +196,9 @@ def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
     """
     if part.states:
         column = sum(s.row_bytes for s in part.states if s.entry.role == "conv_state")
-        state_bytes = part.state_bytes + settings.num_speculative_tokens * column
-        return [Spec(SpecKind.STATE, state_bytes)]
+        return [
+            Spec(SpecKind.STATE, part.state_bytes + settings.num_speculative_tokens * column)
+        ]
     kind = SpecKind.FULL
     if part.limit:
         is_chunk = part.rows[0].entry.span is Span.CHUNK

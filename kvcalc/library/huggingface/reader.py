@@ -341,8 +341,7 @@ def _mtp(c: Config, kinds: dict[str, Layer], pattern: tuple[str, ...]) -> Mtp | 
     if layers > MAX_LAYERS:
         raise c.fail(key, f"should be at most {MAX_LAYERS:,}")
     last = pattern[-1].rpartition(" ")[2] if pattern else next(iter(kinds))
-    parts = tuple(part.predicting() for part in kinds[last].parts)
-    layer = replace(kinds[last], parts=parts)
+    layer = replace(kinds[last], parts=tuple(part.predicting() for part in kinds[last].parts))
     kind = next((name for name in (last, *kinds) if kinds[name] == layer), "mtp")
     kinds.setdefault(kind, layer)
     return Mtp(kind=kind, layers=layers)

@@ -288,8 +288,11 @@ class GroupedLayer(Mixer):
         if self.shares_cache:
             return (q,)
         groups = self.spec.num_key_value_heads
-        k = self._positioned("k", x, groups, past)
-        return q, k, split_heads(self.linear("v", x), groups)
+        return (
+            q,
+            self._positioned("k", x, groups, past),
+            split_heads(self.linear("v", x), groups),
+        )
 
     def _positioned(self, name: str, x: Tensor, heads: int, past: int) -> Tensor:
         """Return queries or keys [B, heads, n, d] after their norm, with positions."""

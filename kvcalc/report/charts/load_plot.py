@@ -346,8 +346,9 @@ def _means(
     grid = np.linspace(edges[0], edges[-1], min(MAX_TIMES, max(2, 4 * len(values))) + 1)
     starts, durations = np.array(edges[:-1]), np.array(lengths)
     knots = np.column_stack((starts, starts + durations)).ravel()
-    areas = np.array(values) * durations
-    area = np.column_stack((np.zeros(len(values)), areas)).ravel().cumsum()
+    area = (
+        np.column_stack((np.zeros(len(values)), np.array(values) * durations)).ravel().cumsum()
+    )
     means = np.diff(np.interp(grid, knots, area)) / np.diff(grid)
     return ((grid[:-1] + grid[1:]) / 2).tolist(), means.tolist()
 

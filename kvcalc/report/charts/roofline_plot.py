@@ -98,8 +98,9 @@ def roofline_chart(passes: Sequence[Records], gpus: Sequence[Gpu]) -> list[Chart
     if any(row["time_s"] for row in operators):
         key = f"filled {key}; hollow: as calibrated"
     if len(charts) == 1:
-        subtitle = f"{loads}; {charts[0].subtitle}; {key}"
-        return [charts[0]._replace(title=title, subtitle=subtitle)]
+        return [
+            charts[0]._replace(title=title, subtitle=f"{loads}; {charts[0].subtitle}; {key}")
+        ]
     return with_picture_head(charts, (title, f"{loads}; {key}"))
 
 

@@ -147,8 +147,7 @@ def _bar_lines(chart: Chart, columns: int) -> list[str]:
         *above, last = textwrap.wrap(name, margin - 2)
         row = f"{last:<{margin}}"
         for number, total in enumerate(accumulate(lengths)):
-            end = margin + round(scale * total)
-            row = row.ljust(end, signs[number % len(signs)])
+            row = row.ljust(margin + round(scale * total), signs[number % len(signs)])
         lines += [*above, f"{row} {text}".rstrip()]
     key = [(MARKS[number % len(MARKS)], part.label) for number, part in enumerate(parts)]
     return [*lines, *_key_lines(key, columns)]

@@ -462,10 +462,10 @@ def _against_own_attention(deployment: "TimedDeployment", record: Record) -> lis
         deployment.precision,
         parallelism=deployment.parallelism,
     ).stored
-    change = "as much as"
-    if record["kv_cache_bytes"] != own_bytes:
-        change = f"{reduction_words(own_bytes / record['kv_cache_bytes'])} than"
-    return [f", {change} with its own attention", f", {format_bytes(own_bytes)}"]
+    if record["kv_cache_bytes"] == own_bytes:
+        return [", as with its own attention"]
+    change = reduction_words(own_bytes / record["kv_cache_bytes"])
+    return [f", {change} than with its own attention", f", {format_bytes(own_bytes)}"]
 
 
 def _variant(record: Record) -> str:

@@ -165,7 +165,8 @@ def _operator_clauses(ffn_sizes: set[str | None], records: Iterable[Record]) -> 
     intensities = {digits(record["intensity"]) for record in attention}
     if len(intensities) != 1:
         return [ffn, ""]
-    bound = f"{attention[0]['bound']}-bound " * (not ffn)
+    is_surprise = attention[0]["bound"] == "compute" and "batch" in ffn
+    bound = f"{attention[0]['bound']}-bound " * (is_surprise or not ffn)
     return [ffn, f", attention {bound}at {intensities.pop()}"]
 
 
