@@ -50,8 +50,7 @@ def run(
     """
     changes = sharding[0].set_
     typed = typed_dimensions(dimensions, models, changes)
-    loaded = [typed.model()] if typed else models_of(models, changes)
-    variants = stored_models(loaded, sharding)
+    variants = stored_models([typed.model()] if typed else models_of(models, changes), sharding)
     return size_answer(variants, shapes, make_record=typed.record if typed else None)
 
 

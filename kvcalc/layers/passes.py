@@ -298,8 +298,9 @@ class Pass:
         flops: Num = 0
         resident_bytes = 0
         for w in weights:
-            copies = 1 if w.expert else w.copies
-            flops = flops + product_flops(rows, w.inputs, w.outputs) * copies
+            flops = flops + product_flops(rows, w.inputs, w.outputs) * (
+                1 if w.expert else w.copies
+            )
             resident_bytes += self.formats.weight_bytes(self._full(w.name), w)
         first = weights[0]
         blocks = 1 if first.expert else first.copies

@@ -50,8 +50,7 @@ def variant_layers(base: Model, text: str) -> Model:
     Raises:
         UserError: The variant is unknown.
     """
-    layers = 2 if "cla" in _form(base, text) else 1
-    return variant_model(replace(base, layers=layers), text)
+    return variant_model(replace(base, layers=2 if "cla" in _form(base, text) else 1), text)
 
 
 def variant_model(model: Model, text: str) -> Model:

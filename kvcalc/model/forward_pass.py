@@ -241,8 +241,7 @@ def _with_vectors(p: Pass, part: Sublayer, operators: list[Operator]) -> list[Op
     if not vector_bytes:
         return operators
     operators = operators or [p.vector("scale", 0, 0, 0)]
-    elementwise = (n for n, o in enumerate(operators) if o.kind not in ("gemm", "network"))
-    index = next(elementwise, 0)
+    index = next((n for n, o in enumerate(operators) if o.kind not in ("gemm", "network")), 0)
     cost = operators[index].cost + Cost(weight_bytes=vector_bytes)
     operators[index] = replace(operators[index], cost=cost)
     return operators

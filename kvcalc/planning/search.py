@@ -56,8 +56,9 @@ class CandidateFile:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self._file:
-            is_stopped = kind is KeyboardInterrupt and self.count > 0
-            self._file.close(keep=kind is None or is_stopped)
+            self._file.close(
+                keep=kind is None or (kind is KeyboardInterrupt and self.count > 0)
+            )
 
     def write(self, batch: CandidateBatch) -> None:
         """Write one line for each candidate of a batch, and add their number to `count`.

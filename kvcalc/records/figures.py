@@ -145,8 +145,7 @@ def unit_of_key(key: str) -> str:
     Args:
         key: Key of a JSON record.
     """
-    endings = (unit for ending, unit in UNITS_OF_ENDINGS.items() if key.endswith(ending))
-    return next(endings, "")
+    return next((unit for ending, unit in UNITS_OF_ENDINGS.items() if key.endswith(ending)), "")
 
 
 @cache

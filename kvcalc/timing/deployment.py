@@ -321,8 +321,7 @@ class TimedDeployment(msgspec.Struct, frozen=True):
         all_bytes = _layer_weights(self.operators(Batch.prefill(ALL_EXPERTS)))
         host_bytes = min(self.host_weights * self.parallelism.pp, all_bytes)
         read_bytes = host_bytes * _layer_weights(operators) / all_bytes
-        is_documented = rate == self.gpu.host_link_bytes_per_s
-        basis = "at least" if is_documented else "predicted"
+        basis = "at least" if rate == self.gpu.host_link_bytes_per_s else "predicted"
         return HostTransfer(read_bytes, read_bytes / rate, basis)
 
     def uncalibrated_share(self, batch: Batch) -> Any:
@@ -558,8 +557,7 @@ def pass_records(
     records = [_operator_record(p, gpu, element_bytes) for p in bounds]
     total_record = _total_record(bounds, gpu)
     if calibration:
-        operators = [p.operator for p in bounds]
-        records, times = _timed_records(records, operators, gpu, calibration)
+        records, times = _timed_records(records, [p.operator for p in bounds], gpu, calibration)
         total_record.update(times)
     records.append(total_record)
     time_key = "time_s" if calibration else "roofline_s"

@@ -419,8 +419,7 @@ def _fit(
         return min(fits, key=lambda fitted: fitted.loss).kernel_model
 
     texts = [f"{row.op}|{row.dtype}|{row.shape}".encode() for row in rows]
-    hashes = [int(hashlib.sha256(text).hexdigest()[:8], 16) for text in texts]
-    folds = np.array(hashes) % FOLDS
+    folds = np.array([int(hashlib.sha256(text).hexdigest()[:8], 16) for text in texts]) % FOLDS
     predicted = np.empty(len(rows))  # each row by a fit without its fold
     for fold in range(FOLDS):
         mask = folds == fold

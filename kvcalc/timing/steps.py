@@ -165,8 +165,7 @@ def pass_time(operators: Operators, gpu: Gpu, calibration: Calibration) -> PassT
         gpu: The GPU model on which the pass runs.
         calibration: Fitted time models of kernels, and the overheads of the engine.
     """
-    times = operator_seconds(operators, gpu, calibration)
-    return summed_time(operators, times, calibration)
+    return summed_time(operators, operator_seconds(operators, gpu, calibration), calibration)
 
 
 def summed_time(

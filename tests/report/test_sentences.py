@@ -89,6 +89,7 @@ PHRASES = [
     ("serve gpt2 --rate 4000 --num-prompts 200 --osl 64", "does not keep up with 4000 requests/s, serves "),
     ("fit qwen2.5-7b --gpu l4 --context 8000", "users of 8,000 tokens, at least "),  # one of the longest contexts
     ("latency llama-3.1-70b", "on 1× h100-sxm, exceeding its memory, takes "),
+    ("roofline llama-3.1-8b --gpu l4 --batch-size 64", "on l4, where 6 fit, takes "),
     ("latency llama-3.1-8b -q auto,awq --batch-size 1,64", " weights takes 1.75 s for batch 1, 1.91× as fast as bf16 weights, "),
     ("roofline deepseek-v3 --gpu h200 --tp 8 --batch-size 1", "takes 8.4 ms, memory-bound at 3.27 FLOP/B, attention at 30"),
     ("plan llama-3.1-8b --users 8,9 --context 8k -q fp8,awq --gpu l4", "The smallest deployment with awq weights is 1× l4 for"),

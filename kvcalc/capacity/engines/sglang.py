@@ -309,8 +309,9 @@ class SGLang(CacheLayout):
             return cache
         states = 0
         if sequences:
-            num_states = self.request_states + self.draft_states
-            states = 1 + self.draft_states + sequences * num_states
+            states = (
+                1 + self.draft_states + sequences * (self.request_states + self.draft_states)
+            )
         larger = max(Fraction(cache), states * self.state / STATE_SHARE)
         return math.ceil(larger * (1 + STATE_SHARE))
 

@@ -201,8 +201,7 @@ def _specs(part: Pages, settings: EngineSettings) -> list[Spec]:
         ]
     kind = SpecKind.FULL
     if part.limit:
-        is_chunk = part.rows[0].entry.span is Span.CHUNK
-        kind = SpecKind.CHUNK if is_chunk else SpecKind.WINDOW
+        kind = SpecKind.CHUNK if part.rows[0].entry.span is Span.CHUNK else SpecKind.WINDOW
     specs = [Spec(kind, part.row_bytes, part.limit, latent=part.is_latent)]
     return specs + [
         Spec(SpecKind.FULL, key.row_bytes, latent=part.is_latent, main=False)

@@ -125,8 +125,9 @@ def _draw_line(
         row, column = (round(a + (b - a) * step / steps) for a, b in zip(start, end))
         sign = cells.get((row // 4, column // 2), " ")
         if sign not in MARKS:
-            dots = max(ord(sign), BRAILLE) | DOTS[row % 4][column % 2]
-            cells[row // 4, column // 2] = chr(dots)
+            cells[row // 4, column // 2] = chr(
+                max(ord(sign), BRAILLE) | DOTS[row % 4][column % 2]
+            )
 
 
 def _bar_lines(chart: Chart, columns: int) -> list[str]:

@@ -316,12 +316,13 @@ def _fit_verb(record: Record, is_single: bool = True) -> str:
 
 def _longest_context_sentence(record: Record, best: Fit) -> str:
     """Return a sentence on the longest context, which is shorter than the model's maximum."""
-    low = record["low_num_seqs"] or best.sequences
-    low = min(low, best.options.max_num_seqs or low)
-    users = f" of {low:,} users" * (low > 1)
-    at_least = "at least " * bool(record["low_num_seqs"])  # of the low end
+    low = record["low_num_seqs"]
+    count = low or best.sequences
+    count = min(count, best.options.max_num_seqs or count)
+    users = f" of {count:,} users" * (count > 1)
+    verb = "is at least" if low else "is" if low is None else "may be"  # None: no range
     return answer_sentence(
-        f"The longest context{users} on {_place(record, best)} is {at_least}{best.length:,} tokens",
+        f"The longest context{users} on {_place(record, best)} {verb} {best.length:,} tokens",
         *_cache_size(record, best)[:1],
         f", below the model's maximum of {best.model.max_context:,}",
     )
@@ -490,7 +491,7 @@ def _accuracy(result: Fit, row: str) -> list[str]:
     if not has_range or result.has_given_cache:
         return []
     if (end := result.estimate) != "middle" and result.needed.cache:
-        return [
+        return (result.kv_budget > 0) * [
             f"{row}Users are for {format_bytes(result.kv_budget)} of KV cache/GPU, the {end} "
             "end of its range."
         ]

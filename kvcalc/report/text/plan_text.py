@@ -82,7 +82,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     formats += ["TTFT of an idle replica"] if answer.need.max_ttft else []
     basis, accuracy, *reasons = time_footnotes(rows)
     if answer.bounds_only:
-        accuracy = "No GPU with a measured kernel model meets the targets."
+        accuracy = "Only GPUs with datasheet bounds meet the targets."
     notes = [", ".join(formats), basis, accuracy]
     details = [tried, *reasons, *time_details(rows), *distinct_values(rows, "fallback")]
     commands: Sequence[str] = ()

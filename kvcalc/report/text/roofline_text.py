@@ -24,6 +24,7 @@ from kvcalc.report.text.tables import (
     kernel_seconds,
     marked_columns,
     memory_sentences,
+    misfit_words,
     pass_details,
     pass_notes,
     predictions_first,
@@ -137,7 +138,7 @@ def _pass_sentence(
         f"{PHASES[total['phase']]} of {total['model']} with {count}{total['context']:,} "
         f"token{'s' * (total['context'] > 1)} on "
         f"{f'{gpus}× ' * (gpus > 1)}{total['gpu']}{f' with {name}' * bool(name)}"
-        f"{', exceeding its memory,' * (total['fits'] is False)} takes"
+        f"{misfit_words(total)} takes"
     )
     at_least = "≥ " * (not total["time_s"])
     time = total["time_s"] or total["roofline_s"]

@@ -27,6 +27,7 @@ from kvcalc.report.text.tables import (
     footnotes,
     marked_columns,
     memory_sentences,
+    misfit_words,
     pass_details,
     pass_notes,
     plural,
@@ -154,7 +155,6 @@ def _latency_sentence(records: Records) -> str:
     timed = [r for r in comparable_records(records) if r["e2e_s"]]
     equal = equal_records(timed, first, *LOAD_WORDING)
     at_least, at_most = _bound_words(first)
-    misfit = ", exceeding its memory," * (first.get("fits") is False)
     if not equal:
         return _generation_sentence(records)
     names = sides(equal).names
@@ -202,18 +202,19 @@ def _latency_sentence(records: Records) -> str:
         clauses += [tpot, f", last TTFT {ttft}"] if requests else [f", TTFT {ttft}", tpot]
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
-        return f"{_server_words(best)}{misfit} embeds {rates}."
+        return f"{_server_words(best)}{misfit_words(best)} embeds {rates}."
     about = "about " * (best["time_basis"] == "scaled")
     start = f" takes {at_least}{about}{seconds(best['e2e_s'])}"
     if costs:
         start = costs[0].replace(", costing", " costs")
-    return answer_sentence(f"{_server_name(best, equal)}{misfit}{start} for {work}", *clauses)
+    server = _server_name(best, equal) + misfit_words(best)
+    return answer_sentence(f"{server}{start} for {work}", *clauses)
 
 
 def _largest_batch_sentence(records: Records) -> str:
     """Return a sentence on the largest batch whose TPOT is at most `--max-tpot`."""
     best = max(records, key=lambda r: r["batch_size"])
-    server = f"{_server_words(best)}{', exceeding its memory,' * (best['fits'] is False)}"
+    server = f"{_server_words(best)}{misfit_words(best)}"
     if best["tpot_s"] > best["max_tpot_s"]:
         reached = f": one request has {seconds(best['tpot_s'])}."
         return f"{server} exceeds a TPOT of {seconds(best['max_tpot_s'])}{reached}"
@@ -242,7 +243,7 @@ def _draft_sentence(records: Records) -> str:
     plain_s = best["tpot_s"] or best["speculative_tpot_s"] * best["speculative_speedup"]
     return answer_sentence(
         f"With {plural(best['num_speculative_tokens'], 'draft token')} of {best['draft']}, "
-        f"{_server_words(best)}{', exceeding its memory,' * (best.get('fits') is False)} is "
+        f"{_server_words(best)}{misfit_words(best)} is "
         f"{gains[0]}{more}",
         f", TPOT {mark}{seconds(best['speculative_tpot_s'])} instead of {mark}{seconds(plain_s)}",
         f", at {best['tokens_per_step']:.2f} tokens/step",
@@ -253,7 +254,7 @@ def _generation_sentence(records: Records) -> str:
     """Return a sentence on the highest tokens per second of records without a predicted TTFT."""
     best = max(records, key=lambda r: r["decode_tokens_per_s"] or 0.0)
     return answer_sentence(
-        f"{_server_name(best, records)}{', exceeding its memory,' * (best.get('fits') is False)} "
+        f"{_server_name(best, records)}{misfit_words(best)} "
         f"generates {_bound_words(best)[1]}{best['decode_tokens_per_s'] or 0:,.1f} tokens/s",
         "; TTFT is unknown",
     )
@@ -304,8 +305,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
     is_sweep = 0 < len(summaries) < len(records)
     rows = predictions_first(_tried(records) if is_sweep else records)
     first = rows[0]
-    plain = [{**r, "time_p90_error": None} for r in rows]
-    basis, *other_notes = time_footnotes(plain)
+    basis, *other_notes = time_footnotes([{**r, "time_p90_error": None} for r in rows])
     details = [
         *pass_details(rows),
         *_per_server(rows, _accuracy),

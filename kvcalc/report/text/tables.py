@@ -266,6 +266,14 @@ def has_different_values(records: Records, key: str) -> bool:
     return len({r[key] for r in records}) > 1
 
 
+def misfit_words(record: Record) -> str:
+    """Return words on a batch that exceeds the memory, such as `, where 12 fit,`; else ""."""
+    if record.get("fits") is not False:
+        return ""
+    count = record["max_num_seqs"]
+    return f", where {count:,} fit{'s' * (count == 1)}," if count else ", exceeding its memory,"
+
+
 def records_that_fit(records: Records) -> list[Record]:
     """Return the records without those whose batch does not fit in GPU memory.
 
