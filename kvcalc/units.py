@@ -109,7 +109,7 @@ def parse_rate(text: str, noun: str) -> int:
     Raises:
         UserError: The text is not a rate from 1 to 2^60 bytes per second.
     """
-    if bits := re.fullmatch(r"(.+[KMGTkmgt])(?:b|bits?)(?:ps|/s)", text.strip()):
+    if bits := re.fullmatch(r"(.+?)(?:(?<=[KMGT])b(?:/s)?|bps|bits?/s)", text.strip()):
         return parse_bytes(bits[1], noun) // 8
     return parse_bytes(text.strip().removesuffix("/s"), noun)
 

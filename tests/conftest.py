@@ -15,7 +15,7 @@ from record_checks import check_records
 from kvcalc.layers.cost import Cost, Operator
 from kvcalc.serving import server
 
-settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=12)
+settings.register_profile("ci", derandomize=True, deadline=None, print_blob=True, max_examples=25)
 settings.register_profile("here", deadline=None)
 settings.register_profile("many", deadline=None, max_examples=1000)  # pytest --hypothesis-profile many: minutes, not seconds
 settings.load_profile("ci")

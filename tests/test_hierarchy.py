@@ -77,7 +77,7 @@ def test_l2_of_a100_by_its_white_paper() -> None:
 
 def test_loading_is_as_slow_as_the_disk_or_the_link(kvcalc: Run) -> None:
     """Llama-3.1-8B: 8,030,261,248 parameters of 2 bytes. A disk of 7 GB/s takes 2.294 s, PCIe of 64 GB/s takes 0.251 s."""
-    (record,) = kvcalc("fit llama-3.1-8b --disk-bandwidth 7GB/s --format json").records
+    (record,) = kvcalc("fit llama-3.1-8b --disk-bandwidth 7gb/s --format json").records
     size = 2 * 8_030_261_248
     assert record["checkpoint_bytes"] == size
     assert (record["load_disk_s"], record["load_link_s"]) == (size / 7e9, size / 64e9)

@@ -78,9 +78,9 @@ def test_a_name_that_fits_two_is_refused(kvcalc: Run) -> None:
 def test_every_alias_finds_its_preset(path: Path) -> None:
     load, hub_ids = (load_model, read(path, Model).checkpoints) if path.parent.name == "models" else (load_gpu, {})
     for alias in (path.stem, *hub_ids, *spec(path).aliases):
-        one = load(alias.upper().replace("-", "_"))
-        assert one.name == (alias if alias in hub_ids else path.stem)
-        assert alias not in hub_ids or one.huggingface_id == hub_ids[alias]
+        for one in map(load, (alias.upper().replace("-", "_"), alias.replace("-", ":", 1))):
+            assert one.name == (alias if alias in hub_ids else path.stem)
+            assert alias not in hub_ids or one.huggingface_id == hub_ids[alias]
 
 
 @each_model

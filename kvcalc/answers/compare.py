@@ -94,10 +94,14 @@ def compare_answer(
     from kvcalc.planning.comparison import compare_records, of_dimensions, usual_variants
     from kvcalc.planning.variants import variant
     from kvcalc.report.text.compare_text import compare_table
+    from kvcalc.storage.ggml import mix_of
 
     model, block_size = deployments[0].model, shapes[0].block_size
     model.check_generates()
-    names = names or usual_variants(model, deployments[0].precision.quantization).split(",")
+    usual = usual_variants(model)
+    if any(mix_of(deployment.precision.quantization) for deployment in deployments):
+        usual = usual.removesuffix(",dsa")  # the tensors of an indexer in GGUF are unknown
+    names = names or usual.split(",")
     check_number("rows", MAX_PASSES, names, deployments, shapes)
     models = " ".join(dict.fromkeys(deployment.model.name for deployment in deployments))
     if models != model.name:
@@ -117,7 +121,7 @@ def compare_answer(
     plain = [name for name, other in variants if "window" not in other.model.attention]
     if "window" in model.attention and plain:
         notes.append(f"without the windows of {model.name}: {join_words(plain)}")
-    if "latent" in model.roles and "mha" in dict(variants):
+    if "MLA" in model.attention and "mha" in dict(variants):
         notes.append("the keys of mha are as wide as its values, without RoPE dimensions")
 
     def draw() -> "list[Chart]":

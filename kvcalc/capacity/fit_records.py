@@ -68,9 +68,8 @@ def fit_record(
 def _memory_keys(result: Fit, all_experts: bool) -> FitMemoryRecord:
     """Return the record keys about the deployment, the memory of one GPU, and advice."""
     ranks, budget, terms = result.ranks, result.budget, result.terms
-    low, _, high = (
-        result.budget_at(name) if _has_range(result) else None for name in ESTIMATES
-    )
+    has_range = _has_range(result)
+    low, _, high = (result.budget_at(name) if has_range else None for name in ESTIMATES)
     advised = advice(result, all_experts)
     record: FitMemoryRecord = {
         "model": result.model.name,

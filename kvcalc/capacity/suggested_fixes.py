@@ -342,8 +342,8 @@ def _missing(result: Fit) -> str:
                 f"{format_bytes(result.shortage_bytes)} more{per_gpu}"
             )
         return f"weights need {format_bytes(budget.weights - budget.share)} more{per_gpu}"
-    sizes = result.needed.cache, result.plan.pool(result.kv_budget)
-    needed, available = map(format_bytes, sizes)
+    available = format_bytes(result.plan.pool(result.kv_budget))
+    needed = format_bytes(result.needed.cache)
     return f"has {available} of KV cache{per_gpu} of the {needed} needed"
 
 

@@ -142,6 +142,7 @@ def meaning(option: Parameter) -> str:
 
 
 # If many commands have an option, suggest `fit` first.
+IN_CPU_MEMORY = "n-gpu-layers n-cpu-moe"  # names with `cpu-moe` in it
 FIT_FIRST = sorted(COMMANDS, key=lambda command: command != "fit")
 
 
@@ -234,8 +235,10 @@ def _other_commands(command: str, word: str) -> str:
         if commands:
             *first, last = commands[:3]
             places = f"{', '.join(first)} and {last} have" if first else f"{last} has"
-            untimed = name in ("n-gpu-layers", "n-cpu-moe")
-            return f"{places} --{name}{', but times with it are not predicted' * untimed}"
+            return (
+                f"{places} --{name}"
+                f"{', but times with it are not predicted' * (name in IN_CPU_MEMORY)}"
+            )
     return ""
 
 

@@ -21,7 +21,6 @@ from kvcalc.records import Record
 from kvcalc.records.compare import CompareRecord, QualityRecord, VariantRecord
 from kvcalc.records.size import SizeRecord
 from kvcalc.serving.request_latency import request
-from kvcalc.storage.ggml import mix_of
 from kvcalc.timing.deployment import TimedDeployment, roofline_records
 
 # query heads and their width in Llama-3.1-405B and DeepSeek-V3 (their config.json)
@@ -123,17 +122,12 @@ def attention_records(
     return records
 
 
-def usual_variants(model: Model, quantization: str = "") -> str:
+def usual_variants(model: Model) -> str:
     """Return the attention variants that `compare` shows by default, joined with commas.
 
     A model with GQA gives "mha,none,mqa,mla,dsa". "none" is the model's own attention. Variants
     equal to it are left out. A model with MHA gives "mha,gqa:8,mqa,mla,dsa", or gqa:4, gqa:2 or
-    "none" if so many KV heads do not suit its query heads. GGUF files have no "dsa": the tensors
-    of its indexer in llama.cpp are unknown.
-
-    Args:
-        model: The model.
-        quantization: Requested weight format, such as a GGUF file type; "" for the model's own.
+    "none" if so many KV heads do not suit its query heads.
     """
 
     def differs(name: str) -> bool:
@@ -144,8 +138,7 @@ def usual_variants(model: Model, quantization: str = "") -> str:
         heads = {part.as_mha()[0] for part in model.mixers if part.attends}
         groups = [n for n in (8, 4, 2) if all(h % n == 0 and h > n for h in heads)]
         names = ["mha", f"gqa:{groups[0]}" if groups else "none"]
-    cheaper = ("mqa", "mla") if mix_of(quantization) else ("mqa", "mla", "dsa")
-    return ",".join([*names, *filter(differs, cheaper)])
+    return ",".join([*names, *filter(differs, ("mqa", "mla", "dsa"))])
 
 
 def compare_records(

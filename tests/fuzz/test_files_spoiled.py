@@ -143,7 +143,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-@pytest.mark.parametrize("count", [10, MANY])
+@pytest.mark.parametrize("count", [25, MANY])
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_spoiled_file_is_read_or_refused_in_one_line(form: str, count: int, folder: Path) -> None:
     name, bases, commands = FORMATS[form]

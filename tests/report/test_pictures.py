@@ -58,7 +58,7 @@ def bars(count: int) -> list[Chart]:
 
 
 CHARTS = {
-    **{f"{build.__name__} {n}": (build, n) for build in (lines, points, bars) for n in (1, 2, 12)},
+    **{f"{build.__name__} {n}": (build, n) for build in (lines, points, bars) for n in COUNTS},
     **{kind: (charts_of, kind) for kind in ("cache-vs-context", "cache-vs-parameters", "memory", "dsa-vs-mla")},
 }
 

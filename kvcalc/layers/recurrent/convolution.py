@@ -151,8 +151,7 @@ def ngram_rows(base: int, hashes: int, index: int, divisor: int) -> int:
         index: Index of the memory in the model, from 0.
         divisor: Number of which the result is a multiple.
     """
-    rows = sum(_primes(base, hashes * (index + 1))[hashes * index :])
-    return -(-rows // divisor) * divisor
+    return -(-sum(_primes(base, hashes * (index + 1))[hashes * index :]) // divisor) * divisor
 
 
 @cache

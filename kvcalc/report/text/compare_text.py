@@ -184,12 +184,11 @@ def _size_sentence(
     about = "about " * (not last["parameters_exact"])
     total = f", and {about}{weights[0]} for {'its ' * (not per_gpu)}weights"
     total *= bool(last["weight_bytes"])
-    copies = (
-        parallelism.tp * start.slope / (cache_size(model, 1, precision=precision).slope or 1)
-    )
-    repeated = f", each KV head on {copies:.3g} GPUs" * (copies > 1)
-    if copies == parallelism.tp > 1:
-        repeated = ", a full copy on each"
+    one_rank = cache_size(model, 1, 1, precision, parallelism=Parallelism(pp=parallelism.pp))
+    copies = parallelism.tp * start.slope / (one_rank.slope or 1)
+    is_full = copies == parallelism.tp
+    words = "a full copy on each" if is_full else f"each KV head on {copies:.0f} GPUs"
+    repeated = f", {words}" * (copies > 1 and copies % 1 == 0)
     return answer_sentence(sentence, repeated or _per_token_clause(last, start), total)
 
 
@@ -391,7 +390,8 @@ def compared(deployment: "TimedDeployment", records: Records) -> str:
         return f"{model.name} has no attention that a variant could replace."
     best = min(records, key=lambda r: r["kv_cache_bytes"])
     by_name = {record["variant"]: record for record in records}
-    if ",".join(by_name) in ("none", usual_variants(model, deployment.precision.quantization)):
+    usual = usual_variants(model)
+    if ",".join(by_name) in ("none", usual, usual.removesuffix(",dsa")):
         if saving := _layer_saving(deployment, first):
             return saving
         best = by_name.get("none", best)

@@ -166,9 +166,9 @@ def _operator_clauses(ffn_sizes: set[str | None], records: Iterable[Record]) -> 
     intensities = {digits(record["intensity"]) for record in attention}
     if len(intensities) != 1:
         return [ffn, ""]
-    is_surprise = attention[0]["bound"] == "compute" and "batch" in ffn
-    bound = f"{attention[0]['bound']}-bound " * (is_surprise or not ffn)
-    return [ffn, f", attention {bound}at {intensities.pop()}"]
+    bound = attention[0]["bound"]
+    limit = f"{f'{bound}-bound ' * (not ffn or bound == 'compute')}at {intensities.pop()}"
+    return [ffn, f", attention {limit}"]
 
 
 def _summary_sentence(totals: Records, further: Sequence[str]) -> str:

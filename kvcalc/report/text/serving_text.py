@@ -203,12 +203,11 @@ def _latency_sentence(records: Records) -> str:
     if rate := best.get("sequences_per_s"):
         rates = f"{at_most}{rate:,.1f} sequences of {best['input_len']:,} tokens per second"
         return f"{_server_words(best)}{misfit_words(best)} embeds {rates}."
-    about = "about " * (best["time_basis"] == "scaled")
-    start = f" takes {at_least}{about}{seconds(best['e2e_s'])}"
+    verb = f" takes {at_least}{'about ' * (best['time_basis'] == 'scaled')}{seconds(best['e2e_s'])}"
     if costs:
-        start = costs[0].replace(", costing", " costs")
+        verb = costs[0].replace(", costing", " costs")
     server = _server_name(best, equal) + misfit_words(best)
-    return answer_sentence(f"{server}{start} for {work}", *clauses)
+    return answer_sentence(f"{server}{verb} for {work}", *clauses)
 
 
 def _largest_batch_sentence(records: Records) -> str:

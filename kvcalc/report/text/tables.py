@@ -267,10 +267,13 @@ def has_different_values(records: Records, key: str) -> bool:
 
 
 def misfit_words(record: Record) -> str:
-    """Return words on a batch that exceeds the memory, such as `, where 12 fit,`; else ""."""
+    """Return words on a batch that exceeds the memory, such as `, where 12 fit,`; else "".
+
+    The number is of the longest sequence, so it is left out for mixed batches.
+    """
     if record.get("fits") is not False:
         return ""
-    count = record["max_num_seqs"]
+    count = record.get("phase") != "mixed" and record["max_num_seqs"]
     return f", where {count:,} fit{'s' * (count == 1)}," if count else ", exceeding its memory,"
 
 
