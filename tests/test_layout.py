@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Iterator
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -54,7 +53,6 @@ def imports(module: str, lazy: bool = True, types: bool = True) -> Iterator[str]
         waiting += ast.iter_child_nodes(node)
 
 
-@cache
 def own_imports(module: str) -> set[str]:
     """Return the modules of kvcalc that a module imports; `__init__` if it imports the package itself."""
     found = set()
