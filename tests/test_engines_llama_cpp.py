@@ -94,7 +94,7 @@ def test_types_that_llama_cpp_refuses(kvcalc: Run) -> None:
 
     assert "engine vllm does not model cache-type-k" in said("llama-3.1-8b --engine vllm --cache-type-k q8_0")
     assert "llama.cpp has no cache dtype 'fp8'" in said("llama-3.1-8b --engine llama.cpp --cache-type-v fp8")
-    assert "stores latents in one type" in said("deepseek-v3 --engine llama.cpp --cache-type-v q8_0")
+    assert "Write --cache-type-k q8_0 --cache-type-v q8_0" in said("deepseek-v3 --engine llama.cpp --cache-type-v q8_0")
     assert "only with flash attention. Write --flash-attn on" in said("gpt2 --engine llama.cpp -ctv q8_0 -fa off")
     with pytest.raises(UserError, match="blocks of 32 do not divide a head of 80"):
         fitted(hybrid(8, 4, 80, 128, 1, 1), "llama.cpp", Precision(kv_cache_dtype="q8_0"))

@@ -62,7 +62,7 @@ def test_published_models_on_eight_gpus(kvcalc: Run) -> None:
 @pytest.mark.parametrize(
     ("line", "divisors"),
     [
-        ("size llama-3.1-8b --tp 3", "1, 2, 4, 8, 16, 32"),
+        ("size qwen2.5-7b --tp 3", "1, 2, 4, or --pp 3"),  # 28 query heads, 4 KV heads
         ("size llama-3.1-8b --tp 64", "1, 2, 4, 8, 16, 32"),  # KV heads replicate, query heads do not
         ("size gpt-oss-20b --dp 7", "1, 2, 3, 4, 5, 6, 8, 9, 10, 12, 15, 16 …"),  # the experts' 2880 columns
         ("size deepseek-v3 --dp 5 --ep 5", "1, 2, 4, 8, 16, 32, 64, 128, 256"),

@@ -25,7 +25,7 @@ def test_one_option_says_how_bytes_are_written(kvcalc: Run, units: str, cache: s
     out = kvcalc(f"size llama-2-13b --context 4k --units {units} -v").out
     title = " ".join(out.split())
     assert title.startswith(f"llama-2-13b needs {cache} of KV cache for 4,096 tokens, ")
-    assert f", and {weights} for its weights." in title
+    assert f", and {weights} for weights" in title
     assert meant in out
     assert re.search(rf"^llama-2-13b +{cache} ", out, re.MULTILINE)
     others = {"gib": "iB", "si": "GB", "bytes": ",200 B"}

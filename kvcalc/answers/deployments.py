@@ -159,9 +159,9 @@ def gpus_of(options: PlacementOptions, is_timed: bool = True) -> "list[Gpu]":
 
     gpus = []
     for word in gpu_words(options.gpu):
-        gpu = with_memory(
-            load_gpu(word).at_mfu(getattr(options, "mfu", 0) or 1), options.memory
-        )
+        gpu = with_memory(load_gpu(word), options.memory)
+        if mfu := getattr(options, "mfu", 0):
+            gpu = replace(gpu, mfu=mfu)
         gpus.append(with_rate_between(gpu, options.inter_node_bandwidth))
     is_all = options.gpu.strip().lower() == "all"
     return [gpu for gpu in gpus if gpu.knee] if is_timed and is_all else gpus

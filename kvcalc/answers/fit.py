@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     Point = tuple[TimedDeployment, FitOptions]
 
 MAX_CONFIGURATIONS = 1000
-MAX_LAYERS = 1 << 17  # layers of all pipeline stages
 # flags of engines without a note that their memory is not counted
 NO_MEMORY = (
     "--?(host|port|api.key|served.model.name|alias|trust.remote.code|(dis|en)able.log|log|verbose|"
@@ -199,8 +198,6 @@ def fit_points(
     options = read_fit_options(asked)
     stages = range(sum(placement.pp for placement in placements))
     check_number("pipeline stages", MAX_CONFIGURATIONS, loaded, gpus, stages, options)
-    layers = range(max(model.layers for model in loaded))  # each stage looks for its own
-    check_number("layers of pipeline stages", MAX_LAYERS, loaded, gpus, stages, layers, options)
     names = {model.name: word for model, word in zip(loaded, typed_models)}
     names |= {gpu.name: word for gpu, word in zip(gpus, gpu_words(first.gpu))}
     points = []

@@ -15,6 +15,7 @@ from kvcalc.model.model import Source
 from kvcalc.storage.formats import table_rows
 from kvcalc.units import format_bytes, format_si
 
+Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
 Rate = Annotated[float, msgspec.Meta(gt=0, le=1e21)]
 Bytes = Annotated[int, msgspec.Meta(ge=1, le=1 << 60)]
 # Units that can run products of a dtype after a conversion: fp8 weights in bf16, for example. 4-bit
@@ -91,7 +92,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         host: A machine that contains such GPUs.
         power_w: Power limit in watts.
         per: Unit that one preset describes: card, die, chip or SoC.
-        mfu: Share of the matrix peaks that `flops_per_s` states; 1 except after `at_mfu`.
+        mfu: Share of the matrix peaks that products reach (model FLOPs utilization); at most 1.
     """
 
     name: str
@@ -102,7 +103,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
     source: tuple[Source, ...]
     architecture: str = ""
     aliases: tuple[str, ...] = ()
-    usable_share: tuple[tuple[int, Annotated[float, msgspec.Meta(gt=0, le=1)]], ...] = ()
+    usable_share: tuple[tuple[int, Share], ...] = ()
     memory_type: str = ""
     fp16_accumulate_flops_per_s: dict[str, Rate] = {}
     vector_flops_per_s: dict[str, Rate] = {}
@@ -119,7 +120,7 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
     host: Host | None = None
     power_w: Rate | None = None
     per: str = "card"
-    mfu: float = 1.0
+    mfu: Share = 1.0
 
     def __str__(self) -> str:
         peaks = [
@@ -162,26 +163,12 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         if units:
             rates = [self.flops_per_s[unit] for unit in units]
             faster = self.fp16_accumulate_flops_per_s.get(units[0], 0.0)
-            return max(faster, *rates), units[0]
+            return max(faster, *rates) * self.mfu, units[0]
         hint = (
             f"Its preset gives: {', '.join(self.flops_per_s) or 'none'}. "
             "Only decode steps have a bound without one"
         )
         raise UserError(f"{self.name} has no matrix peak for {dtype}", hint)
-
-    def at_mfu(self, share: float) -> "Gpu":
-        """Return the GPU with a share of its matrix peaks, as a model FLOPs utilization below 1.
-
-        Args:
-            share: The share, such as 0.5.
-        """
-        first, second = (
-            {dtype: rate * share for dtype, rate in peaks.items()}
-            for peaks in (self.flops_per_s, self.fp16_accumulate_flops_per_s)
-        )
-        return msgspec.structs.replace(
-            self, flops_per_s=first, fp16_accumulate_flops_per_s=second, mfu=share
-        )
 
     def computes(self, dtype: str) -> bool:
         """Return whether the GPU has a matrix unit with a known peak for `dtype` or a wider dtype.

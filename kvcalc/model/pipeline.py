@@ -1,27 +1,33 @@
 """Sharding over GPUs: layers of a stage, shares of weights, heads of cache entries."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Parallelism
-from kvcalc.layers.weights import WeightKind
+from kvcalc.layers.weights import Weight, WeightKind
 from kvcalc.model.model import Model, memoized
 
 # Weights of KV heads, or of the groups of a state space's B and C. Fewer units than ranks are
 # replicated.
 REPLICATED = ("k", "v", "k_norm", "in_bc", "conv_bc")
 
+_HEADS = {"q": "query heads", "q_up": "query heads", "k": "KV heads"}  # the shards of weights
 
 MAX_NAMES = 12  # divisors in an error message
 
 
-def divisors(n: int) -> str:
+def divisors(n: int, is_valid: Callable[[int], bool] = bool) -> str:
     """Return the smallest divisors of a number as text, such as `1, 2, 3, 4, 6, 12` for 12.
 
     Error messages use it to list valid parallel sizes. After 12 divisors, … follows. Divisors
     above 4,096 are left out.
+
+    Args:
+        n: The number.
+        is_valid: Condition of the divisors in the text.
     """
-    results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0]
+    results = [str(d) for d in range(1, min(n, 4096) + 1) if n % d == 0 and is_valid(d)]
     return ", ".join(results[:MAX_NAMES]) + " …" * (len(results) > MAX_NAMES)
 
 
@@ -65,18 +71,24 @@ def _check(model: Model, parallelism: Parallelism) -> None:
                     f"Use one of {divisors(weight.copies)}",
                 )
             ranks = parallelism.stage_gpus // parallelism.ep
-        if weight.kind is WeightKind.TABLE or name == "lm_head":
-            continue  # the vocabulary is padded
-        is_replicated = ranks % units == 0 and name.rpartition(".")[2] in REPLICATED
-        if units > 1 and units % ranks and not is_replicated:
-            size, hint = "tensor-parallel size", f", or --pp {ranks}"
+        if not _splits(name, weight, ranks):
+            noun = _HEADS.get(name.rpartition(".")[2], f"units of {name}")
+            problem = f"{ranks} does not divide the {units} {noun} of {model.name}"
             if weight.expert and ranks != parallelism.tp:
-                size, hint = "tp·dp/ep =", ""
-            noun = "query heads" if name.endswith(".q") else f"units of {name}"
-            raise UserError(
-                f"{size} {ranks} does not divide the {units} {noun} of {model.name}",
-                f"Use one of {divisors(units)}{hint}",
+                raise UserError(f"tp·dp/ep = {problem}", f"Use one of {divisors(units)}")
+            sizes = divisors(
+                units, lambda tp: all(_splits(n, w, tp) for n, w, _ in model.walk())
             )
+            raise UserError(
+                f"tensor-parallel size {problem}", f"Use one of {sizes}, or --pp {ranks}"
+            )
+
+
+def _splits(name: str, weight: Weight, ranks: int) -> bool:
+    """Return whether the units of a weight can be divided over ranks of tensor parallelism."""
+    is_padded = weight.kind is WeightKind.TABLE or name == "lm_head"  # the vocabulary
+    is_replicated = ranks % weight.shards == 0 and name.rpartition(".")[2] in REPLICATED
+    return weight.shards == 1 or weight.shards % ranks == 0 or is_padded or is_replicated
 
 
 def _check_shared_rows(model: Model, pp: int) -> None:

@@ -132,13 +132,7 @@ def json_pieces(records: Iterable[Record]) -> Iterator[str]:
     """
     before = "[\n"
     for record in records:
-        try:
-            text = _ENCODER.encode(dict(record))
-        except ValueError:
-            text = _ENCODER.encode({k: _finite(v) for k, v in record.items()})
-        if not text.isprintable():  # a terminal would obey control characters
-            text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
-        yield before + text
+        yield before + _ENCODER.encode({key: _finite(record[key]) for key in record})
         before = ",\n"
     yield "\n]\n" if before == ",\n" else "[]\n"
 
@@ -186,6 +180,4 @@ def _cell(value: Any) -> Any:
     value = _finite(value)
     if isinstance(value, list | dict):
         value = json.dumps(value, ensure_ascii=False)
-    if isinstance(value, str) and not value.isprintable():
-        return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in value)
     return "" if value is None else value

@@ -73,8 +73,8 @@ def test_every_number_of_a_sentence_is_in_its_table(kvcalc: Run, line: str) -> N
     factors = {found for found in missing if f"{found}×" in sentence}
     cells = [float(cell) for cell in known]
     quotients = {f"{a / b:.3g}" for a in cells for b in cells if b}
-    differences = {f"{a - b:.2f}" for a in cells for b in cells if "difference" in sentence}
-    assert missing - factors <= differences, sentence
+    signs = [sign for word, sign in (("difference", -1), ("together", 1)) if word in sentence]
+    assert missing - factors <= {f"{a + sign * b:.2f}" for a in cells for b in cells for sign in signs}, sentence
     assert {f"{float(found):.3g}" for found in factors} <= quotients, sentence
 
 

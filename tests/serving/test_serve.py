@@ -75,13 +75,13 @@ def test_rejections_and_overload_are_remarked(kvcalc: Run, tmp_path: Path) -> No
     found = kvcalc(f"serve llama-3.1-8b --requests {trace} --max-model-len 1k --format json")
     assert found.records[0]["rejected"] == 1 and "1 requests can never fit and are rejected" in found.err
     trace.write_text("arrival_s,input_len,output_len\n" + "".join(f"{n / 5},100,5\n" for n in range(300)))
-    assert "keeps up with 5.014 requests/s, with TTFT" in kvcalc(f"serve llama-3.1-8b --requests {trace}").joined
+    assert "keeps up with 5.014 requests/s, TTFT" in kvcalc(f"serve llama-3.1-8b --requests {trace}").joined
     over = kvcalc("serve llama-3.1-8b --rate 500 --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4 --format json")
-    assert "keeps up with 2 requests/s, with " in kvcalc("serve llama-3.1-8b --rate 2 --isl 100 --osl 20 --num-prompts 50").joined
+    assert "keeps up with 2 requests/s, TTFT" in kvcalc("serve llama-3.1-8b --rate 2 --isl 100 --osl 20 --num-prompts 50").joined
     limits = kvcalc(
         "serve llama-3.1-8b --rate inf --num-prompts 60 --isl 100 --osl 20 --max-num-seqs 4,8 --max-num-batched-tokens 2k,8k"
     )
-    assert "with max-num-seqs 8, max-num-batched-tokens" in limits.joined and "with TTFT" not in limits.joined
+    assert "with max-num-seqs 8, max-num-batched-tokens" in limits.joined and ", TTFT p50" not in limits.joined
     assert over.records[0]["diverges"] is True and "the queue keeps growing" in over.err
     assert "1,024" in kvcalc("serve gpt2 --isl 2k --num-prompts 1 --osl 2").err
 

@@ -439,17 +439,18 @@ def _row_format(
         for name in (settings.cache_type_k, settings.cache_type_v)
     )
     if key_type != value_type and any(e.role == "latent" for e in part):
+        used = settings.cache_type_k or value_type
         raise UserError(
-            f"llama.cpp stores latents in one type, not keys in {key_type} and values in "
-            f"{value_type}"
+            f"llama.cpp needs one type for this model's latents, not {key_type} for keys and "
+            f"{value_type} for values",
+            f"Write --cache-type-k {used} --cache-type-v {used}",
         )
     layout = cache_layout(value_type if entry.role == "v" else key_type)
     row_format = layout.get(entry.role) or formats.cache_format(entry)
     if row_format.whole_groups and entry.width % row_format.group:
         raise UserError(
             f"llama.cpp refuses a cache of {row_format.name}: its blocks of {row_format.group} do "
-            f"not "
-            f"divide a head of {entry.width}",
+            f"not divide a head of {entry.width}",
             "Use fp16 or bf16",
         )
     if settings.flash_attn == "off" and entry.role == "v" and row_format.whole_groups:

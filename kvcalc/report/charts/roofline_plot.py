@@ -268,7 +268,7 @@ def roofs(gpu: Gpu, dtypes: Sequence[str], ends: Sequence[float]) -> list[Series
     if not dtypes:
         raise UserError(f"{gpu.name} has no matrix peak, and so no roof")
     used = dict.fromkeys(gpu.peak(dtype)[1] for dtype in dtypes)
-    names = grouped((gpu.flops_per_s[dtype], dtype) for dtype in used)
+    names = grouped((gpu.flops_per_s[dtype] * gpu.mfu, dtype) for dtype in used)
     series = []
     for peak, same in names.items():
         ridge = peak / gpu.bandwidth_bytes_per_s

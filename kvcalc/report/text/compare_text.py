@@ -180,16 +180,31 @@ def _size_sentence(
     weights = [format_bytes(r["weight_bytes"] or 0) for r in equal]
     if len(equal) > 1:
         listed = [f"{size} in {r['dtype']}" for size, r in zip(weights, equal)]
-        return answer_sentence(sentence, f", and for its weights {' or '.join(listed)}")
-    about = "about " * (not last["parameters_exact"])
-    total = f", and {about}{weights[0]} for {'its ' * (not per_gpu)}weights"
-    total *= bool(last["weight_bytes"])
+        return answer_sentence(sentence, f", and for weights {' or '.join(listed)}")
     one_rank = cache_size(model, 1, 1, precision, parallelism=Parallelism(pp=parallelism.pp))
     copies = parallelism.tp * start.slope / (one_rank.slope or 1)
-    is_full = copies == parallelism.tp
-    words = "a full copy on each" if is_full else f"each KV head on {copies:.0f} GPUs"
+    words = f"each KV head on {copies:.0f} GPUs"
+    if copies == parallelism.tp:
+        words = "a full copy on each"
     repeated = f", {words}" * (copies > 1 and copies % 1 == 0)
-    return answer_sentence(sentence, repeated or _per_token_clause(last, start), total)
+    return answer_sentence(
+        sentence, repeated or _per_token_clause(last, start), *_weights_clauses(last)
+    )
+
+
+def _weights_clauses(record: SizeRecord) -> list[str]:
+    """Return clauses on the bytes of the weights and on the context with as many bytes, or for a
+    batch on the bytes of both."""
+    if not record["weight_bytes"]:
+        return []
+    about = "about " * (not record["parameters_exact"])
+    clauses = [f", and {about}{format_bytes(record['weight_bytes'])} for weights"]
+    if record["batch_size"] > 1:
+        total = record["kv_cache_bytes"] + record["weight_bytes"]
+        clauses.append(f", together {format_bytes(total)}")
+    elif tokens := record["equal_weights_context"]:
+        clauses.append(f", as much as {tokens:,} tokens")
+    return clauses
 
 
 def _per_token_clause(record: SizeRecord, start: CacheSize) -> str:

@@ -1,7 +1,4 @@
-"""Printed answer of `fit`: the users that fit, or the missing memory.
-
-Further parts: sentences about batches that do not fit, `fit --allocations` and `fit --matrix`.
-"""
+"""Printed answers of `fit`, `fit --allocations` and `fit --matrix`."""
 
 import re
 import shlex
@@ -42,6 +39,7 @@ from kvcalc.report.text.tables import (
     distinct_values,
     has_different_values,
     plural,
+    seconds,
 )
 from kvcalc.units import format_bytes
 
@@ -198,8 +196,7 @@ def _users_notes(
     notes = [f"Waste: {', '.join(shares)}"] if shares else []
     if record["low_num_seqs"] == 0:
         notes.append("At the low end of this range no user fits.")
-    if tokens := record.get("offload_tokens"):
-        notes.append(f"CPU memory stores {tokens:,} tokens of KV cache.")
+    notes += _filled(OFFLOAD, record)
     if limit and result.options.engine == "llama.cpp":
         allocated = format_bytes(record["kv_cache_allocated_bytes"])
         notes.append(f"{row}KV cache/GPU of {plural(limit, 'slot')}: {allocated}.")
@@ -383,6 +380,8 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
     if record.get("offload_num_seqs"):
         clauses.append(f", {record['offload_num_seqs']:,} more in CPU memory")
+        if return_s := record["offload_return_s"]:
+            clauses.append(f", each back in ≥ {seconds(return_s)}")
     return clauses if clauses or options.max_model_len else _cache_size(record, best)
 
 
@@ -528,10 +527,9 @@ def _details(
 
 
 def is_measured_on(model: str, quality: str) -> bool:
-    """Return whether a published quality score was measured on a model.
+    """Return whether a published quality score was measured on a model. Only then it is shown.
 
-    Notes on the quality of a weight format are shown only then. Example: "effectively lossless for
-    Llama-3.1 of all sizes" is true of llama-3.1-70b.
+    Example: "effectively lossless for Llama-3.1 of all sizes" is true of llama-3.1-70b.
 
     Args:
         model: Name of the model.
@@ -544,8 +542,7 @@ def is_measured_on(model: str, quality: str) -> bool:
 
 def memory_line(result: Fit) -> str:
     """Return a line with all parts of one GPU's memory, such as weights, activations and KV cache.
-
-    The sizes are in the unit that `--units` selects, and their sum is the GPU's memory.
+    Their sum is the GPU's memory.
 
     Args:
         result: Memory and capacity of a deployment.
@@ -561,8 +558,7 @@ def memory_line(result: Fit) -> str:
 def cost_lines(record: Record) -> list[str]:
     """Return sentences on the cache bytes that one request needs, by its number of tokens.
 
-    When a sliding window is full, the bytes per token change. So each sentence is valid from a
-    number of tokens on. Example: `A request needs 131,072 bytes per token, in blocks of 16 tokens`.
+    When a sliding window is full, the bytes per token change: a further sentence follows.
 
     Args:
         record: Record of `fit`. Its key `breakpoints` has the bytes for each range of lengths.
@@ -587,21 +583,22 @@ def cost_lines(record: Record) -> list[str]:
 PLACEMENT_NOTES = """
 CPU memory stores {cpu_offload_bytes} of weights; a decode step reads {cpu_offload_read_bytes} of \
 them|, {cpu_offload_basis} {cpu_offload_s}
-CPU memory stores the KV cache of {offload_num_seqs} more users
-A decode step over them moves {offload_step_bytes}|, at least {offload_step_s}
-Returning one of them takes at least {offload_return_s}|, computing it again at least {recompute_s}
+A decode step over users in CPU memory moves {offload_step_bytes}|, at least {offload_step_s}
 Disaggregated serving transfers {transfer_bytes} per GPU and request|, at least {transfer_s}
 Every GPU stores {replicated_weight_bytes} of replicated weights
 Loading {checkpoint_bytes} of weights takes at least {load_s}|; from disk to host \
 at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least {load_link_s}
 """
+OFFLOAD = (
+    "CPU memory stores {offload_tokens} tokens|; recomputing a user's takes ≥ {recompute_s}."
+)
 
 
 def placement_lines(record: Record) -> list[str]:
     """Return sentences on what a deployment stores or moves outside one GPU's own memory.
 
-    They are about weights and caches in CPU memory, replicated weights, and the time to load
-    weights or to send a cache. A sentence is left out if the record lacks its values.
+    They are about weights and caches in CPU memory, replicated weights, and times to load weights
+    or to send a cache.
 
     Args:
         record: Record of `fit`, or of `latency` with the same keys.
@@ -610,16 +607,21 @@ def placement_lines(record: Record) -> list[str]:
     if (copies := record.get("kv_copies", 1)) > 1:
         lines.append(f"{copies} GPUs store each row: the KV cache is replicated {copies} times")
     for note in PLACEMENT_NOTES.strip().splitlines():
-        parts = []
-        for part in note.split("|"):
-            keys = re.findall(r"{(\w+)}", part)
-            if all(record.get(key) for key in keys):
-                shown = columns(FitRow, " ".join(keys))
-                parts.append(part.format(**{c.key: c.show(record[c.key]) for c in shown}))
-            elif not parts:
-                break
-        lines += ["".join(parts)] if parts else []
+        lines += _filled(note, record)
     return lines
+
+
+def _filled(note: str, record: Record) -> list[str]:
+    """Return a note with the values of a record; no note if its first part lacks one."""
+    parts = []
+    for part in note.split("|"):
+        keys = re.findall(r"{(\w+)}", part)
+        if all(record.get(key) for key in keys):
+            shown = columns(FitRow, " ".join(keys))
+            parts.append(part.format(**{c.key: c.show(record[c.key]) for c in shown}))
+        elif not parts:
+            break
+    return ["".join(parts)] if parts else []
 
 
 NAMES = {"contiguous": "slots", "first_fit": "pieces", "paged": "pages"}
@@ -663,9 +665,8 @@ def allocation_table(run: "AllocationRun") -> Table:
 
 
 def matrix_table(records: Records) -> Table:
-    """Return the table of `fit --matrix`: free KV cache bytes per GPU, negative if they do not fit.
-
-    A row is a number of users, and a column is a context in tokens.
+    """Return the table of `fit --matrix`, with rows of users and columns of contexts in tokens.
+    Cells are free KV cache bytes per GPU, negative if they do not fit.
 
     Args:
         records: Records of one deployment, one per combination of users and context.

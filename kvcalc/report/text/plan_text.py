@@ -24,9 +24,9 @@ from kvcalc.report.text.tables import (
     distinct_values,
     footnotes,
     has_different_values,
+    pass_details,
     price,
     seconds,
-    time_details,
     time_footnotes,
 )
 
@@ -84,7 +84,7 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     if answer.bounds_only:
         accuracy = "Only GPUs with datasheet bounds meet the targets."
     notes = [", ".join(formats), basis, accuracy]
-    details = [tried, *reasons, *time_details(rows), *distinct_values(rows, "fallback")]
+    details = [tried, *reasons, *pass_details(rows), *distinct_values(rows, "fallback")]
     commands: Sequence[str] = ()
     if first["meets"]:
         commands, about = _commands(first)

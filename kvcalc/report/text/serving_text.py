@@ -477,8 +477,7 @@ def _served(records: Records) -> str:
     factor = (ranked[-1][key] / best[key]) ** sign
     is_best = names[0] != names[-1] and factor > MIN_VISIBLE_RATIO
     at_least, at_most = _bound_words(best)
-    server = _server_name(best, equal)
-    goals = _goals(best)
+    server, goals = _server_name(best, equal), _goals(best)
     last = [r for r in equal_records(records, best, *SERVER) if r["completed"]][-1]
     if _load(last) not in ("", _load(best)):
         server += ", the fastest," * is_best
@@ -511,11 +510,12 @@ def _served(records: Records) -> str:
         # if the queue grows, or all requests arrive together, TTFT is only their queue
         if best["max_concurrency"] or best["diverges"] is False:
             clauses.append(
-                f", with TTFT p50 {at_least}{seconds(best['ttft_p50_s'])} and p99 "
+                f", TTFT p50 {at_least}{seconds(best['ttft_p50_s'])} and p99 "
                 f"{at_least}{seconds(best['ttft_p99_s'])}"
             )
-        tpot = f", TPOT p50 {at_least}{seconds(best['tpot_p50_s'] or 0)}"
-        clauses.append(tpot * bool(best["tpot_p50_s"]))
+        tpot_s, transfer_s = best["tpot_p50_s"] or 0, best.get("transfer_s") or 0
+        clauses.append(f", TPOT p50 {at_least}{seconds(tpot_s)}" * bool(tpot_s))
+        clauses.append(f", KV transfer {seconds(transfer_s)}" * bool(transfer_s))
     if best["preemptions"]:
         clauses.append(f", and preempts {best['preemptions']:,} times")
     return answer_sentence(start, *clauses)

@@ -300,29 +300,21 @@ def memory_sentences(records: Records) -> list[str]:
         records: Records of batches, with the KV cache bytes that each needs on one GPU.
     """
     short = [record for record in records if record.get("fits") is False]
-    some_fit = any(record.get("kv_budget_bytes") for record in records)
-    return list(dict.fromkeys(_memory_sentence(record, some_fit) for record in short))
+    return list(dict.fromkeys(map(_memory_sentence, short)))
 
 
-def _memory_sentence(record: Record, some_fit: bool) -> str:
-    """Return a warning with the bytes that a batch needs on one GPU, and the budget.
-
-    Args:
-        some_fit: Whether some variant leaves a budget. The sentence then names the variant.
-    """
-    count, gpus = record["batch_size"], record["gpus"]
-    each = " per GPU" * (gpus > 1)
-    variant = record.get("variant", "none")
-    attention = f" with {variant}" if some_fit and variant.lower() != "none" else ""
+def _memory_sentence(record: Record) -> str:
+    """Return a warning with the bytes that a batch needs on one GPU, and the budget."""
+    variant, count = record.get("variant", "none"), record["batch_size"]
+    attention = f" with {variant}" * (variant.lower() != "none")
     needed, budget = record["kv_needed_bytes"], record["kv_budget_bytes"]
-    if not budget and (needed is not None or not some_fit):
-        return f"Does not fit: {record['model']}{attention} leaves no memory for the KV cache."
+    if not budget:
+        return f"Does not fit: {record['model']}{attention} leaves too little memory for the batch."
     length = record.get("context") or record["input_len"] + record["output_len"]
     requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
-    if needed is None:
-        return f"{requests} do{'es' * (count == 1)} not fit."
-    room = f"{format_bytes(needed)}, {format_bytes(budget)} are left{each}"
-    return f"Does not fit: {requests} need{'s' * (count == 1)} {room}."
+    sizes = f"{format_bytes(needed)}, {format_bytes(budget)} are left"
+    each = " per GPU" * (record["gpus"] > 1)
+    return f"Does not fit: {requests} need{'s' * (count == 1)} {sizes}{each}."
 
 
 def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
@@ -389,20 +381,6 @@ def time_footnotes(records: Records) -> list[str]:
     return [basis, " ".join(accuracy), *reasons]
 
 
-def time_details(records: Records) -> list[str]:
-    """Return further notes on the times of a table, for `--verbose`.
-
-    They name the calibrations (time models fitted to measured kernels) with their versions.
-
-    Args:
-        records: The rows, with the keys `time_basis` and `basis`.
-    """
-    bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
-    if not bases:
-        return []
-    return [f"Calibrations: {', '.join(bases)}.".replace(" calibration", "")]
-
-
 def pass_notes(records: Records, *more: str) -> list[str]:
     """Return the footnotes of a table whose rows are batches of sequences with their times.
 
@@ -431,12 +409,21 @@ def pass_notes(records: Records, *more: str) -> list[str]:
 def pass_details(records: Records) -> list[str]:
     """Return further notes of a table whose rows are batches with their times, for `--verbose`.
 
-    They name the time models with their versions and the bandwidth between nodes.
+    They name the calibrations (time models fitted to measured kernels) with their versions, and the
+    bandwidth between the nodes of each deployment on several nodes.
 
     Args:
         records: The rows.
     """
-    return [*time_details(records), *node_notes(records)]
+    bases = dict.fromkeys(r["basis"] for r in records if r["time_basis"] != BOUND)
+    lines = [f"Calibrations: {', '.join(bases)}.".replace(" calibration", "")] if bases else []
+    for r in records:
+        if r.get("nodes", 1) > 1 and (rate := r.get("inter_node_bytes_per_s")):
+            lines.append(
+                f"{r['gpus']}× {r['gpu']} on {r['nodes']} nodes, "
+                f"{format_si(rate, 'B/s')} of each GPU between them"
+            )
+    return list(dict.fromkeys(lines))
 
 
 def time_note(records: Records) -> str:
@@ -488,22 +475,6 @@ def without_named_engine(records: Records, columns: Sequence[Column]) -> list[Co
     """
     is_named = "engine" not in sides(records, ("basis", "engine")).keys
     return [column for column in columns if not (is_named and column.key == "engine")]
-
-
-def node_notes(records: Records) -> list[str]:
-    """Return a note for each deployment on several nodes, with the bandwidth between its nodes.
-
-    Args:
-        records: The rows. Equal notes are returned once; there is none for deployments on one node.
-    """
-    lines = []
-    for r in records:
-        if r.get("nodes", 1) > 1:
-            rate = format_si(r["inter_node_bytes_per_s"], "B/s")
-            lines.append(
-                f"{r['gpus']}× {r['gpu']} on {r['nodes']} nodes, {rate} of each GPU between them"
-            )
-    return list(dict.fromkeys(lines))
 
 
 MODEL_COLUMNS = columns(
