@@ -25,7 +25,7 @@ ERRORS = [
     ("fit llama-3.1-8b --mtp 1", "unknown model '1'. A switch such as --mtp takes no number"),
     ("fit gpt2 --engine vllm==0.14", "engine 'vllm==0.14' has a version. Write --engine vllm --engine-version 0.14"),
     ("fit gpt2-q5_k_m.gguf", "no such file or directory. The preset gpt2 with --quantization q5_k_m needs no file"),
-    ("fit -- llama-server -m zzz.gguf", "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf"),
+    ("fit -- llama-server -m zzz.gguf", "There is no such file. Give its path, or a model with a llama.cpp format: -m qwen3-8b-q4_k_m.gguf"),
     ("latency gpt2 --gpu rtx-4070-super", "rtx-4070, rtx-4070-ti, rtx-5070-ti, rtx-4060-ti-16gb? A GPU without a preset is a file like `kvcalc gpus"),
     ("fit gpt2 --gpu ryzen-ai-9-hx-370", "CPUs have no presets: save a file with the keys name, vendor, memory_bytes, "),
     ("roofline gpt2 --batch 64", "For a number of sequences, use --batch-size"),

@@ -209,12 +209,13 @@ class Answer(msgspec.Struct, frozen=True, eq=False):
         return [table for table in self._tables() if not table.is_detail]
 
     def _explanation(self) -> str:
-        """Return the figures as formulas with their numbers."""
+        """Return the figures as formulas with their numbers, after the answer's sentence."""
         from kvcalc.report.explain import explain_table
 
+        tables = self._tables()
         if self._formulas:
-            return self._formulas()
-        return "\n".join(map(explain_table, self._tables()))
+            return "\n\n".join([*(t.title for t in tables[:1]), self._formulas()])
+        return "\n".join(map(explain_table, tables))
 
     def _repr_html_(self) -> str:
         from kvcalc.report.text.table_layout import table_html

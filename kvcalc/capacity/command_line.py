@@ -186,9 +186,12 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
     dialect, flag_words = start
     values, ignored, others = _parse_flags(dialect, flag_words)
     # else the value of an unknown flag that looks like a path
-    names = [values.get("model", ""), *(word for word in others if word != "serve")]
+    names = [
+        *filter(known_checkpoint, words[:1]),
+        values.get("model", ""),
+    ]  # MODEL before the line
+    names += [word for word in others if word != "serve"]
     names += [value for flag in ignored if "/" in (value := flag.partition(" ")[2])]
-    names += filter(known_checkpoint, words[:1])  # MODEL before the line
     name = next(filter(None, names), "")
     if not name:
         raise UserError(f"that {dialect.engine} command line names no model", COMMAND_FORMS)

@@ -15,7 +15,7 @@ from kvcalc.capacity.deployment_fit import fit
 from kvcalc.capacity.engine_flags import DIALECTS
 from kvcalc.capacity.fit_options import FitOptions, options_for
 from kvcalc.capacity.memory_budget import ESTIMATES, offloaded_bytes, replicated_data
-from kvcalc.capacity.suggested_fixes import ConfigChange, advice, small_cache
+from kvcalc.capacity.suggested_fixes import ConfigChange, advice
 from kvcalc.errors import UserError
 from kvcalc.layers.batch import Batch
 from kvcalc.library.presets import preset_files
@@ -101,7 +101,6 @@ def _memory_keys(result: Fit, all_experts: bool) -> FitMemoryRecord:
         "budget": result.estimate,
         "shortage_bytes": result.shortage_bytes,
         "advice": advised and advised.text,
-        "advice_quality": advised and (advised.quality or None),
     }
     if not terms.host:
         del record["host_weight_bytes"]
@@ -117,7 +116,6 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
     fit."""
     options, plan, needed = result.options, result.plan, result.needed
     cache, length, count = result.kv_budget, result.length, result.num_requested
-    smaller = small_cache(result)
     unshared = ConfigChange.of(result).changed(shared_prefix=0)
     return {
         "block_size": plan.block_size,
@@ -139,7 +137,6 @@ def _sequence_keys(result: Fit) -> CapacityRecord:
         "needed_kv_cache_memory_bytes": needed.cache,
         "greatest_num_seqs": needed.sequences,
         "greatest_model_len": needed.length,
-        "small_cache_num_seqs": smaller.sequences if smaller else None,
         "kv_cache_allocated_bytes": plan.allocated(cache, count, length),
         **plan.extra_buffers(count, length),
         "max_num_batched_tokens": result.settings.max_num_batched_tokens,

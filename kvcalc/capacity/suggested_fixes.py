@@ -168,14 +168,6 @@ class Advice(NamedTuple):
     num_gpus: int
 
     @property
-    def quality(self) -> str:
-        """Return the disadvantages of the changes, such as published quality losses, as one text.
-
-        "" means that no change has a disadvantage.
-        """
-        return "; ".join(change.cost for change in self.fixes.values() if change.cost)
-
-    @property
     def text(self) -> str:
         """Return the advice as one text: the missing memory and the changes that help."""
         parts = [self.missing]

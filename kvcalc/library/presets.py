@@ -38,7 +38,8 @@ _NO_PRESET_HINTS = {
     "`kvcalc latency` and `kvcalc serve` also take a draft of one layer: --draft layers=1",
     "layers": "`kvcalc latency` and `kvcalc serve` take --draft layers=N",
     "number": "A switch such as --mtp takes no number",
-    "file": "There is no such file; give its path, or its model: -m qwen3-8b-q4_k_m.gguf",
+    "file": "There is no such file. Give its path, or a model with a llama.cpp format: "
+    "-m qwen3-8b-q4_k_m.gguf",
     "ollama": "Ollama runs llama.cpp; write `kvcalc fit MODEL -q q4_k_m --engine llama.cpp`",
     "speech": "kvcalc does not cover speech models",
     "secret": "Its dimensions are not public; `kvcalc size --layers N --kv-heads N --head-dim N` "

@@ -57,9 +57,6 @@ class FitMemoryRecord(ShardedRecord):
     advice: Annotated[
         TextOrNull, "missing memory, and changes that were tried; null if the request fits"
     ]
-    advice_quality: Annotated[
-        TextOrNull, "published quality of the formats in the advice; null if it names none"
-    ]
 
 
 class LoggedCacheRecord(TypedDict):
@@ -179,10 +176,6 @@ class CapacityRecord(LoggedCacheRecord, ImageRecord):
     greatest_num_seqs: Annotated[int, "largest max_num_seqs whose sequences all fit"]
     greatest_model_len: Annotated[
         IntOrNull, "maximum length of one sequence; null without a limit"
-    ]
-    small_cache_num_seqs: Annotated[
-        IntOrNull,
-        "sequences that fit with an 8-bit cache; null if the cache has 8 bits or fewer",
     ]
     kv_cache_allocated_bytes: Annotated[int, "bytes of the blocks, per rank"]
     max_num_batched_tokens: Annotated[int, "setting of the engine"]

@@ -21,7 +21,7 @@ from kvcalc.records.size import SizeRecord
 from kvcalc.report.charts.chart import Chart
 from kvcalc.report.row_names import texts_by_name
 from kvcalc.report.text.fit_text import cost_lines, memory_line, placement_lines
-from kvcalc.report.text.plan_text import deployment_words, sentence
+from kvcalc.report.text.plan_text import deployment_words
 from kvcalc.report.text.table_layout import Column, Table, cell_text, filled_columns
 from kvcalc.report.text.tables import digits, kernel_seconds, plural, seconds, whole
 from kvcalc.timing.deployment import (
@@ -583,7 +583,7 @@ def explain_plan(answer: BestConfigs, space: SearchSpace) -> str:
         answer: The search result for one load with its targets.
         space: The limits of the search, such as the maximum number of GPUs.
     """
-    lines = [sentence(answer, space), ""]
+    lines = []
     for point in answer.answers[:1]:
         record = candidate_record(point, answer.prices.get(point.gpu, 0.0))
         values = {**record, "power_w": point.deployment.gpu.power_w}

@@ -287,12 +287,7 @@ def _fit_sentence(records: Records, fits: Fits, index: int) -> str:
             counts = f"{plural(limit, 'user')} of {best.length:,} tokens"
             clauses.insert(0, f", with memory for {best.sequences:,}{minimum}")
             if record["unshared_num_seqs"]:
-                clauses.insert(
-                    0,
-                    f", in {format_bytes(record['needed_kv_cache_memory_bytes'])} of KV cache"
-                    f"{_each(best)} instead of "
-                    f"{format_bytes(best.plan.needed(-(-limit // best.ranks.dp), best.length))}",
-                )
+                clauses.insert(0, f", in {_needed_cache(record, best, limit)}")
         else:
             counts += minimum and f"{minimum},"
             if len(records) == 1 and maximum and not (minimum or best.options.max_model_len):
@@ -357,7 +352,8 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
             if least["model"] == record["model"]
             else f"; {least['model']} {_fit_verb(least)} {_users(least, record)}"
         )
-    if unshared not in (None, best.sequences) and not options.max_num_seqs:
+    is_stated = options.require or options.users > 1
+    if unshared not in (None, best.sequences) and not (options.max_num_seqs or is_stated):
         clauses.append(f", instead of {unshared:,} without sharing")
     others = equal_records(records, record, *ALTERNATIVE_KEYS.split())
     others = [other for other in others if placement_words(other) != place]
@@ -365,16 +361,10 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         purpose = f"{wanted:,} users" if wanted > 1 else "this length"
         clauses.append(f", the smallest for {purpose}")
     setting = UTILIZATION_NAMES.get(record["engine"]) if len(records) == 1 else None
-    is_stated = options.require or options.users > 1
     if setting and record["needed_utilization"] and is_stated and wanted < best.sequences:
-        need = (
-            f"need{'s' * (wanted == 1)} {format_bytes(record['needed_kv_cache_memory_bytes'])} of "
-            f"KV cache{_each(best)}"
-        )
-        clauses += [
-            f", and {wanted:,} {need}",
-            f" or {setting} {record['needed_utilization']:g}",
-        ]
+        need = f"need{'s' * (wanted == 1)} {_needed_cache(record, best, wanted)}"
+        share = f" or {setting} {record['needed_utilization']:g}"
+        clauses += [f", and {wanted:,} {need}", share]
     if others:
         largest = max(others, key=_size)
         clauses.append(f", and {_users(largest, record)} on {placement_words(largest)}")
@@ -383,6 +373,15 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
         if return_s := record["offload_return_s"]:
             clauses.append(f", each back in ≥ {seconds(return_s)}")
     return clauses if clauses or options.max_model_len else _cache_size(record, best)
+
+
+def _needed_cache(record: Record, fit: Fit, users: int) -> str:
+    """Return the KV cache that users need; with a shared prefix, also without sharing."""
+    words = f"{format_bytes(record['needed_kv_cache_memory_bytes'])} of KV cache{_each(fit)}"
+    if not record["unshared_num_seqs"]:
+        return words
+    unshared = fit.plan.needed(-(-users // fit.ranks.dp), fit.length)
+    return f"{words} instead of {format_bytes(unshared)}"
 
 
 def _cache_size(record: Record, best: Fit) -> list[str]:

@@ -418,7 +418,7 @@ def _cost_clauses(record: Record, records: Records) -> list[str]:
         *_, cost, name = min(others)
         clauses.append(f" and {mark}{cost:,.2f}{name}")
     elif decoding := record.get("decode_cost_per_million_tokens"):
-        clauses.append(f", {mark}{decoding:,.2f} of it for decoding")
+        clauses.append(f", {mark}{decoding:,.2f} without prefill")
     return clauses
 
 
