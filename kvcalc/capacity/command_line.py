@@ -185,11 +185,8 @@ def read_command(words: Sequence[str], changes: list[str] | None = None) -> Comm
         )
     dialect, flag_words = start
     values, ignored, others = _parse_flags(dialect, flag_words)
-    # else the value of an unknown flag that looks like a path
-    names = [
-        *filter(known_checkpoint, words[:1]),
-        values.get("model", ""),
-    ]  # MODEL before the line
+    # MODEL before the line wins; an unknown flag's value that looks like a path comes last
+    names = [*filter(known_checkpoint, words[:1]), values.get("model", "")]
     names += [word for word in others if word != "serve"]
     names += [value for flag in ignored if "/" in (value := flag.partition(" ")[2])]
     name = next(filter(None, names), "")

@@ -109,7 +109,7 @@ PHRASES = [
     ("fit --gpu a10g -- vllm serve meta-llama/Llama-3.1-8B", "vLLM does not start: one request of 131,072 tokens does not fit"),
     ("fit qwen2.5-72b -q q4_k_m --gpu rtx-3090 --pp 3 --engine llama.cpp --n-gpu-layers 99 --context 16k", "fit on 3× rtx-3090 with pp 3"),
     ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory; use `--n-cpu-moe 24`."),
-    ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights need 11.25 GiB more per GPU; use `--quantization fp8`."),
+    ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone need 11.25 GiB more per GPU; use `--quantization fp8`."),
     ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "16 users of 163,840 tokens, the model's maximum, fit on 8× h200 with dp 8, in 8 caches of about 376,512 tokens."),
     ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs 113.75 MiB of KV cache or gpu_memory_utilization "),
     ("fit llama-3.1-8b --gpu h100 --gpu-memory-utilization 0.9,0.95 --context 8k", "with utilization 0.95, 53 with utilization 0.9."),

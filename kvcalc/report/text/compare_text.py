@@ -203,7 +203,7 @@ def _weights_clauses(record: SizeRecord) -> list[str]:
         total = record["kv_cache_bytes"] + record["weight_bytes"]
         clauses.append(f", together {format_bytes(total)}")
     elif tokens := record["equal_weights_context"]:
-        clauses.append(f", as much as {tokens:,} tokens")
+        clauses.append(f", both equal at {tokens:,} tokens")
     return clauses
 
 

@@ -156,9 +156,8 @@ def _shown_columns(records: Records, fits: Fits) -> list[Column]:
         table_columns = [
             replace(c, title=title) if c.key == "longest" else c for c in table_columns
         ]
-    if any(result.needed.cache for result in fits):
-        return table_columns
-    return [c for c in table_columns if "kv_budget" not in c.key]
+    has_cache = any(result.needed.cache for result in fits)
+    return [c for c in table_columns if has_cache or "kv_budget" not in c.key]
 
 
 def _described_row(records: Records, fits: Fits) -> int:
@@ -347,8 +346,9 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
     clauses = []
     least = min(reversed(_comparable_records(records, fits)), key=_size)
     if name := sides([least, record]).names[0]:
+        perhaps = "perhaps " * (least["low_num_seqs"] == 0)
         clauses.append(
-            f", {_users(least, record)} with {name}"
+            f", {perhaps}{_users(least, record)} with {name}"
             if least["model"] == record["model"]
             else f"; {least['model']} {_fit_verb(least)} {_users(least, record)}"
         )
@@ -457,8 +457,7 @@ def placement_words(record: Record) -> str:
 
 def basis_line(records: Records, fits: Fits) -> str:
     """Return a footnote of `fit` with the model, data types, engine and memory share of all rows.
-
-    Values that differ between rows are left out. Example: `llama-3.1-8b, bf16 weights, bf16 cache`.
+    Values that differ between rows are left out, but each engine's share is named.
 
     Args:
         records: Records of `fit`.
@@ -469,7 +468,10 @@ def basis_line(records: Records, fits: Fits) -> str:
         words = [word for word in words if not word.endswith(" cache")]
     if not has_different_values(records, "engine"):
         words += [] if fits[0].engine.has_memory_range else [f"engine {records[0]['engine']}"]
-        words += _utilization(records)
+        return ", ".join(words + _utilization(records))
+    words += {
+        f"{r['engine']} memory share {r['gpu_memory_utilization']:.3g}": 0 for r in records
+    }
     return ", ".join(words)
 
 
@@ -520,8 +522,7 @@ def _details(
     lines += placement_lines(first)
     lines += [note for f in fits for note in f.notes]
     # published quality of the formats that the answer suggests, for this model only
-    costs = [change.cost for change in fixes]
-    lines += [text for text in costs if is_measured_on(result.model.name, text)]
+    lines += [c.cost for c in fixes if is_measured_on(result.model.name, c.cost)]
     return [*dict.fromkeys(lines), memory_line(result)]
 
 
@@ -589,7 +590,7 @@ Loading {checkpoint_bytes} of weights takes at least {load_s}|; from disk to hos
 at least {load_disk_s}|; {language_weight_bytes} from host to each GPU at least {load_link_s}
 """
 OFFLOAD = (
-    "CPU memory stores {offload_tokens} tokens|; recomputing a user's takes ≥ {recompute_s}."
+    "CPU memory stores {offload_tokens} tokens|; recomputing one user takes ≥ {recompute_s}."
 )
 
 

@@ -252,10 +252,11 @@ def _draft_sentence(records: Records) -> str:
 def _generation_sentence(records: Records) -> str:
     """Return a sentence on the highest tokens per second of records without a predicted TTFT."""
     best = max(records, key=lambda r: r["decode_tokens_per_s"] or 0.0)
+    rate = "generates no further tokens"  # a request for one token has no decode step
+    if best["decode_tokens_per_s"]:
+        rate = f"generates {_bound_words(best)[1]}{best['decode_tokens_per_s']:,.1f} tokens/s"
     return answer_sentence(
-        f"{_server_name(best, records)}{misfit_words(best)} "
-        f"generates {_bound_words(best)[1]}{best['decode_tokens_per_s'] or 0:,.1f} tokens/s",
-        "; TTFT is unknown",
+        f"{_server_name(best, records)}{misfit_words(best)} {rate}", "; TTFT is unknown"
     )
 
 
@@ -324,10 +325,10 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         if source := first.get("num_speculative_tokens_from"):
             details[-1] += f"; the number of draft tokens is {source}"
     if is_sweep:
-        limit = "a queue that does not grow,"
-        if goals := _goals(first):
-            limit = f"the highest rate with {goals}, at most"
-        details.append(f"sustained: {limit} 95% of saturation")
+        details.append(
+            "sustained: the targets are met, or else the queue does not grow; at most 95% of "
+            "saturation"
+        )
     accuracy = dict.fromkeys(map(_accuracy, rows))
     columns = without_named_engine(rows, SERVE)
     # a finite run answers fewer requests/s than a rate that its server keeps up with
