@@ -62,7 +62,7 @@ def test_sentences_name_the_alternatives_and_notes_what_options_add(kvcalc: Run)
     shown = kvcalc("fit llama-3.1-8b --context 8k --shared-prefix 4k --max-loras 1").joined
     assert "on 1× h100-sxm beside 88.08 MiB of LoRA slots, instead of 54 without sharing. " in shown
     shared = kvcalc("fit llama-3.1-8b --shared-prefix 6k --max-num-seqs 200 --context 7k").joined
-    assert ", in 25.75 GiB of KV cache instead of 175.00 GiB" in shared  # 6,144 + 200 · 1,024 rows of 128 KiB, 200 · 7,168
+    assert ", in 25.75 GiB of KV cache, 149.25 GiB less by sharing" in shared  # 6,144 + 200 · 1,024 rows of 128 KiB, 200 · 7,168
     found = kvcalc("fit --context 64k -- vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 2 --max-model-len 32k")
     assert "--max-model-len replaces" in found.err and "fp8`" not in found.out
     assert "replicated 2 times" in kvcalc("fit llama-3.1-405b --tp 16 -v").joined

@@ -38,7 +38,7 @@ FIT_CONTEXT = 4096
 SMALL_BATCH = 2048
 MIN_BATCH_GAIN = 1.1  # of the sequences before
 MAX_FIXES = 65  # characters of the suggested fixes, so that their footnote takes one line
-NO_FIX = f"no smaller format helps, nor `--tp` up to {MAX_RANKS}"
+NO_FIX = "none of the tried formats and parallel sizes helps"
 # a cache of half the bytes, by the engines' names
 EIGHT_BITS = ("fp8", "q8_0")
 SMALL_CACHES = (*EIGHT_BITS, "fp8_ds_mla", "q4_0", "nvfp4")

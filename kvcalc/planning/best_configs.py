@@ -515,6 +515,8 @@ class CandidateRanking:
         entries = [entry for entry in entries if entry[1].gpu in ranked][:MAX_BEST]
         entries.sort(key=itemgetter(0))
         best = [candidate for _, candidate in entries]
+        # without times, GPUs that have only bounds count too
+        near = ranked if self.need.has_targets or self.need.rate else self._gpus
         cheaper = None
         if best:
             (limit, *_), _ = entries[0]
@@ -524,7 +526,7 @@ class CandidateRanking:
             need=self.need,
             best=best,
             cheaper=cheaper,
-            closest=self._misses.closest(self._costs(ranked, {})),
+            closest=self._misses.closest(self._costs(near, {})),
             unranked=[candidate for _, candidate in firsts if candidate.gpu not in ranked],
             bounds_only=bounds_only,
             fronts=self.fronts,

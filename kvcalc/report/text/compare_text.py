@@ -183,10 +183,9 @@ def _size_sentence(
         return answer_sentence(sentence, f", and for weights {' or '.join(listed)}")
     one_rank = cache_size(model, 1, 1, precision, parallelism=Parallelism(pp=parallelism.pp))
     copies = parallelism.tp * start.slope / (one_rank.slope or 1)
-    words = f"each KV head on {copies:.0f} GPUs"
-    if copies == parallelism.tp:
-        words = "a full copy on each"
-    repeated = f", {words}" * (copies > 1 and copies % 1 == 0)
+    repeated = f", each KV head on {copies:.0f} GPUs" * (copies > 1 and copies % 1 == 0)
+    if 1 < copies == parallelism.tp:
+        repeated = ", a full copy on each"
     return answer_sentence(
         sentence, repeated or _per_token_clause(last, start), *_weights_clauses(last)
     )

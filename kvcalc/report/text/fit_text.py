@@ -163,7 +163,6 @@ def _shown_columns(records: Records, fits: Fits) -> list[Column]:
 def _described_row(records: Records, fits: Fits) -> int:
     """Return the index of the configuration in the sentence: the one with the most users, among
     those that fit like the first. Equal users are compared by their length, then by the low end.
-
     If nothing fits, it is the configuration with the most users, then with the most free bytes.
     """
     if not fits[0].fits:
@@ -376,12 +375,13 @@ def _fit_clauses(records: Records, fits: Fits, index: int) -> list[str]:
 
 
 def _needed_cache(record: Record, fit: Fit, users: int) -> str:
-    """Return the KV cache that users need; with a shared prefix, also without sharing."""
-    words = f"{format_bytes(record['needed_kv_cache_memory_bytes'])} of KV cache{_each(fit)}"
-    if not record["unshared_num_seqs"]:
-        return words
-    unshared = fit.plan.needed(-(-users // fit.ranks.dp), fit.length)
-    return f"{words} instead of {format_bytes(unshared)}"
+    """Return the KV cache that users need, and the bytes that a shared prefix saves."""
+    needed = record["needed_kv_cache_memory_bytes"]
+    words = f"{format_bytes(needed)} of KV cache{_each(fit)}"
+    if record["unshared_num_seqs"]:
+        unshared = fit.plan.needed(-(-users // fit.ranks.dp), fit.length)
+        words += f", {format_bytes(unshared - needed)} less by sharing"
+    return words
 
 
 def _cache_size(record: Record, best: Fit) -> list[str]:
@@ -433,7 +433,7 @@ def _missing_sentence(
         note = f"{closest.engine.title} starts, and the other users wait for memory."
         change = ConfigChange.of(closest)
     elif not advised.fixes:
-        return title, f"{NO_FIX[0].upper()}{NO_FIX[1:]}.", None
+        return title, f"{NO_FIX.capitalize()}.", None
     else:
         fixes = [f"`{fix}`" for fix in advised.fixes]
         note, use = f"It fits with {join_with_or(fixes)}.", f"; use {fixes[0]}"

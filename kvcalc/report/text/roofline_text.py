@@ -28,7 +28,6 @@ from kvcalc.report.text.tables import (
     pass_details,
     pass_notes,
     predictions_first,
-    records_that_fit,
     whole,
 )
 from kvcalc.timing.deployment import TimedDeployment
@@ -178,7 +177,7 @@ def _summary_sentence(totals: Records, further: Sequence[str]) -> str:
         totals: Records of the passes.
         further: Clauses on FFNs and on attention.
     """
-    comparable = comparable_records(predictions_first(records_that_fit(totals) or totals))
+    comparable = comparable_records(predictions_first(totals))
     names = sides(comparable, PASS_KEYS, PASS_WORDING).names
     times = [total["time_s"] or total["roofline_s"] for total in comparable]
     bounds = [total["bound"] for total in totals]

@@ -326,8 +326,7 @@ def serve_table(records: Records, lengths_note: str) -> Table:
             details[-1] += f"; the number of draft tokens is {source}"
     if is_sweep:
         details.append(
-            "sustained: the targets are met, or else the queue does not grow; at most 95% of "
-            "saturation"
+            "sustained: targets met, else no growing queue; at most 95% of saturation"
         )
     accuracy = dict.fromkeys(map(_accuracy, rows))
     columns = without_named_engine(rows, SERVE)

@@ -312,9 +312,11 @@ def _memory_sentence(record: Record) -> str:
         return f"Does not fit: {record['model']}{attention} leaves too little memory for the batch."
     length = record.get("context") or record["input_len"] + record["output_len"]
     requests = f"{plural(count, 'request')} of {length:,} tokens{attention}"
-    sizes = f"{format_bytes(needed)}, {format_bytes(budget)} are left"
     each = " per GPU" * (record["gpus"] > 1)
-    return f"Does not fit: {requests} need{'s' * (count == 1)} {sizes}{each}."
+    return (
+        f"Does not fit: {requests} need{'s' * (count == 1)} {format_bytes(needed)}, "
+        f"{format_bytes(budget)} are left{each}."
+    )
 
 
 def marked_columns(records: Records, columns: Sequence[Column]) -> list[Column]:
