@@ -135,7 +135,7 @@ def test_no_sentence_sets_a_bound_against_a_prediction(kvcalc: Run, command: str
     name, _, more = command.partition(" ")
     shown = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,h100").out
     sentence = " ".join(re.split(r"\n(?=GPU|variant)", shown)[0].split())
-    assert "mi300x" not in re.sub(r", and at least [\d.]+ m?s with mi300x", "", sentence)
+    assert "mi300x" not in sentence.replace("; mi300x may be faster", "")
     assert "o measured kernel model of vllm on mi300x exists" in kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,h100 -v").joined
     both = kvcalc(f"{name} llama-3.1-8b {more} --gpu mi300x,a100-40gb-sxm -v").joined
     assert "not ranked" not in both  # bounds are ranked among themselves

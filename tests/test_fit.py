@@ -127,7 +127,7 @@ def test_weights_that_do_not_fit(kvcalc: Run) -> None:
     (record,) = result.records
     assert (record["weights_fit"], record["fits"], record["max_num_seqs"], record["kv_tokens"]) == (False, False, 0, 0)
     over = record["weight_bytes"] - record["share_bytes"]
-    assert f"weights alone need {over / GIB:.2f} GiB more; it fits with `--tp 16` (16 GPUs)" in record["advice"]
+    assert f"weights exceed the engine's share by {over / GIB:.2f} GiB; it fits with `--tp 16` (16 GPUs)" in record["advice"]
     assert kvcalc(line + " --require 1").code == 1
     assert kvcalc("fit llama-3.1-8b --engine vllm --context 128k --require 3").code == 0
     assert kvcalc("fit llama-3.1-8b --engine vllm --context 128k --require 4").code == 1

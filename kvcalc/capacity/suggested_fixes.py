@@ -333,7 +333,8 @@ def _missing(result: Fit) -> str:
                 "weights, activations and overhead need "
                 f"{format_bytes(result.shortage_bytes)} more{per_gpu}"
             )
-        return f"weights alone need {format_bytes(budget.weights - budget.share)} more{per_gpu}"
+        excess = format_bytes(budget.weights - budget.share)
+        return f"weights exceed the engine's share by {excess}{per_gpu}"
     available = format_bytes(result.plan.pool(result.kv_budget))
     needed = format_bytes(result.needed.cache)
     return f"has {available} of KV cache{per_gpu} of the {needed} needed"

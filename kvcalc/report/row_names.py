@@ -23,9 +23,9 @@ WORDING = texts_by_name("""
     gpu: {}
     tensor_parallel_size: tp {}
     gpus: {:,} GPUs
+    engine: {}
     dtype: {} weights
     kv_cache_dtype: {} cache
-    engine: {}
     gpu_memory_utilization: utilization {:g}
     basis: {}
     batch_size: batch {:,}

@@ -101,7 +101,7 @@ PHRASES = [
     ("fit gpt-oss-20b --engine llama.cpp --gpu rtx-5060-ti --context 131072", "1 user of 131,072 tokens fits on 1× rtx-5060-ti-16gb"),
     ("plan llama-3.1-70b --users 512 --context 32k --gpu h100 --max-gpus 8", "In 90% of measured"),
     ("fit qwen3-vl-32b --gpu h200 --max-model-len 32k --limit-mm-per-prompt image=2", "with vllm 0.33.0, in 90% of starts."),
-    ("fit bge-m3 --gpu l4", "Free memory/GPU: 16.97 to 18.19 GiB with vllm 0.33.0, in 90% of"),
+    ("fit bge-m3 --gpu l4", "Free memory/GPU: 16.97 GiB to 18.19 GiB with vllm 0.33.0, in 90% of"),
     ("fit dbrx --gpu h200 --tp 2", "1 user of 32,768 tokens, the model's maximum, may fit on 2× h200"),  # no token fits at the low end
     ("fit gpt2,qwen3-32b --gpu l4 --context 1k", "1 of 2 models fit on 1× l4, all but qwen3-32b."),
     ("fit qwen2.5-14b -q q5_k_m --gpu rtx-3080 --engine llama.cpp --context 32k", "on 1× rtx-3080: only 27 of 49 layers fit; use `--n-gpu-layers 27`."),
@@ -109,7 +109,7 @@ PHRASES = [
     ("fit --gpu a10g -- vllm serve meta-llama/Llama-3.1-8B", "vLLM does not start: one request of 131,072 tokens does not fit"),
     ("fit qwen2.5-72b -q q4_k_m --gpu rtx-3090 --pp 3 --engine llama.cpp --n-gpu-layers 99 --context 16k", "fit on 3× rtx-3090 with pp 3"),
     ("fit gpt-oss-120b --gpu rtx-4090 --engine llama.cpp --context 8k", "the experts of 24 of 36 layers need CPU memory; use `--n-cpu-moe 24`."),
-    ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights alone need 11.25 GiB more per GPU; use `--quantization fp8`."),
+    ("fit llama-3.1-70b --gpu rtx-4090 --tp 4 --context 8k", "with tp 4: weights exceed the engine's share by 11.25 GiB per GPU; use `--quantization fp8`."),
     ("fit deepseek-v3 --gpu h200 --dp 8 --enable-expert-parallel", "16 users of 163,840 tokens, the model's maximum, fit on 8× h200 with dp 8, in 8 caches of about 376,512 tokens."),
     ("fit qwen3-1.7b --gpu rtx-4090 --require 1 --budget middle --max-model-len 1k", ", and 1 needs 113.75 MiB of KV cache or gpu_memory_utilization "),
     ("fit llama-3.1-8b --gpu h100 --gpu-memory-utilization 0.9,0.95 --context 8k", "with utilization 0.95, 53 with utilization 0.9."),

@@ -480,8 +480,7 @@ def _utilization(records: Records) -> list[str]:
     name = UTILIZATION_NAMES.get(records[0]["engine"])
     if not name:
         share = records[0]["gpu_memory_utilization"]
-        amount = "all" if share == 1 else f"{share:.0%} of"
-        return [f"{amount} {records[0]['utilization_of']} memory"]
+        return [f"{share:.0%} of {records[0]['utilization_of']} memory"]
     return shared_words(records, {"gpu_memory_utilization": f"{name} {{:g}}"})
 
 
@@ -496,8 +495,6 @@ def _accuracy(result: Fit, row: str) -> list[str]:
             "end of its range."
         ]
     low, high = (format_bytes(result.budget_at(name)) for name in ("low", "high"))
-    if low[-3:] == high[-3:]:
-        low = low[:-4]
     rules, _ = result.engine.release(result.options.engine_version)
     version = result.options.engine_version
     if rules and not version:

@@ -23,7 +23,6 @@ from kvcalc.report.text.tables import (
     columns,
     distinct_values,
     footnotes,
-    has_different_values,
     pass_details,
     price,
     seconds,
@@ -98,8 +97,6 @@ def plan_table(plan: SearchResult, records: Sequence[Sequence[PlanRecord]]) -> T
     if (below := answer.cheaper) and not answer.lead:
         size = f"{'cheaper' if answer.prices else 'smaller'} deployment"
         notes.append(f"The closest {size} is {deployment_words(below)}: {reason(below)}.")
-    if has_different_values(rows, "gpu") and not answer.prices:
-        notes.append("Add `--price-per-hour h100=2.5,…` to rank by cost.")
     return Table(
         rows, PLAN_COLUMNS, title, footnotes(*notes), details=details, commands=commands
     )
@@ -213,8 +210,6 @@ def _commands(row: Record) -> tuple[list[str], list[str]]:
         return [f"# for each of the {replicas:,} replicas, on separate servers", *shared], []
     parts = f"{prefill:,} prefill and {replicas:,} decode" if prefill else f"{replicas:,}"
     about = [f"The commands start {parts} replicas on {row['total_gpus']:,}× {row['gpu']}"]
-    if "${HOST1}" in lines[-1]:
-        about.append("HOST1 and further are the addresses of the servers")
     if len(lines) > MAX_PRINTED_COMMANDS:
         about.append(f"`--format json` has the other {len(lines) - 1:,} commands")
         lines = lines[:1]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
+from kvcalc.errors import list_few
 from kvcalc.records import Record, Records
 from kvcalc.records.serving import LatencyRecord, NoCacheRecord, ServeRecord, SpeculationRecord
 from kvcalc.report.row_names import (
@@ -175,15 +176,10 @@ def _latency_sentence(records: Records) -> str:
     load = load_names[-1]
     costs = _cost_clauses(best, timed)
     clauses = costs[1:]
-    is_gain = times[slow] > MIN_VISIBLE_RATIO * times[fast] and not (at_least or costs)
-    if is_gain and names[fast] != names[slow]:
-        slowest = names[slow].replace(", ", " with ", 1)
-        clauses.append(f", {ratio(times[slow] / times[fast])} as fast as {slowest}")
-        if best["tpot_s"]:
-            tpots = (seconds(equal[index]["tpot_s"]) for index in (fast, slow))
-            clauses.append(f", TPOT {' against '.join(tpots)}")
-        if load:
-            work = load_names[loads.index(best)]
+    gains = [] if costs else _gain_clauses(best, equal[slow], names[slow])
+    if gains and load:
+        work = load_names[loads.index(best)]
+    clauses += gains
     ttft = f"{'≥ ' * bool(at_least)}{seconds(best['ttft_s'])}"
     if uncached := best.get("uncached_ttft_s"):
         clauses.append(f", with TTFT {ttft} instead of {seconds(uncached)}")
@@ -206,8 +202,27 @@ def _latency_sentence(records: Records) -> str:
     verb = f" takes {at_least}{'about ' * (best['time_basis'] == 'scaled')}{seconds(best['e2e_s'])}"
     if costs:
         verb = costs[0].replace(", costing", " costs")
+    others = [] if costs else equal_records(records, first, *LOAD_WORDING)
+    # datasheet bounds are not ranked against a prediction
+    if quicker := [r["gpu"] for r in others if (r["e2e_s"] or times[fast]) < times[fast]]:
+        clauses = [*clauses[:1], f"; {list_few(quicker)} may be faster"]
     server = _server_name(best, equal) + misfit_words(best)
     return answer_sentence(f"{server}{verb} for {work}", *clauses)
+
+
+def _gain_clauses(best: Record, slowest: Record, name: str) -> list[str]:
+    """Return clauses that compare the fastest deployment with the slowest, which has a name; none
+    if their times look equal."""
+    slow_s = slowest["e2e_s"]
+    if not name or slow_s <= MIN_VISIBLE_RATIO * best["e2e_s"]:
+        return []
+    name = name.replace(", ", " with ", 1)
+    if best["time_basis"] == BOUND:
+        return [f", and ≥ {seconds(slow_s)} with {name}"]
+    clauses = [f", {ratio(slow_s / best['e2e_s'])} as fast as {name}"]
+    if best["tpot_s"]:
+        clauses.append(f", TPOT {seconds(best['tpot_s'])} against {seconds(slowest['tpot_s'])}")
+    return clauses
 
 
 def _largest_batch_sentence(records: Records) -> str:
@@ -311,7 +326,6 @@ def serve_table(records: Records, lengths_note: str) -> Table:
         *_per_server(rows, _accuracy),
         *_per_server(rows, SERVER_LIMITS.format_map),
         *_per_server(rows, lambda r: f"KV cache {format_bytes(r['kv_budget_bytes'])} per GPU"),
-        *_per_server(rows, _disaggregated),
     ]
     # so that requests/s is lower than the rate, even if the server keeps up with it
     details.append(
@@ -440,17 +454,6 @@ def _accuracy(record: Record) -> str:
         return ""
     listed = ", ".join(f"{title} {error:.0%}" for title, error in errors.items())
     return f"Errors in 90% of measured servers: {listed}."
-
-
-def _disaggregated(record: Record) -> str:
-    """Return the prefill replicas and the time of a KV cache transfer."""
-    if not record.get("prefill_replicas"):
-        return ""
-    return (
-        f"{plural(record['prefill_replicas'], 'prefill replica')}, {record['total_gpus']:,} GPUs in"
-        f" total; a KV cache transfer takes {seconds(record['transfer_s'])}; no measured server of"
-        " this kind"
-    )
 
 
 def _goals(record: Record) -> str:
