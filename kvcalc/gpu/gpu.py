@@ -145,7 +145,8 @@ class Gpu(PresetStruct, frozen=True, kw_only=True):
         The matrix unit is that of the dtype itself. If the GPU has none, it is the unit of the next
         wider dtype. The rate is the unit's fastest documented rate with either accumulator, or the
         rate of a wider unit with fp32 accumulators if it is higher, because engines may convert. So
-        a time computed with this rate is a lower bound.
+        a time computed with this rate is a lower bound, if `mfu` is 1. Otherwise the rate is
+        multiplied by `mfu`.
 
         Examples: on rtx-4080, fp16 gives 194.9e12 (fp16 accumulators; 97.5e12 with fp32 ones).
         Products of bf16 always have fp32 accumulators, so bf16 gives 97.5e12. int8 on b300, whose

@@ -204,7 +204,7 @@ def _latency_sentence(records: Records) -> str:
         verb = costs[0].replace(", costing", " costs")
     others = [] if costs else equal_records(records, first, *LOAD_WORDING)
     # datasheet bounds are not ranked against a prediction
-    if quicker := [r["gpu"] for r in others if (r["e2e_s"] or times[fast]) < times[fast]]:
+    if quicker := {r["gpu"]: 0 for r in others if (r["e2e_s"] or times[fast]) < times[fast]}:
         clauses = [*clauses[:1], f"; {list_few(quicker)} may be faster"]
     server = _server_name(best, equal) + misfit_words(best)
     return answer_sentence(f"{server}{verb} for {work}", *clauses)
